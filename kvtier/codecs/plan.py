@@ -1,0 +1,1 @@
+"""Which precision plan a name means, and which codec carries it out."""

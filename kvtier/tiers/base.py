@@ -1,0 +1,98 @@
+"""What every tier can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Byte ranges of the host's arena, in the order of the keys that they go with.
+
+    Attributes:
+        offsets: int64, where each slot begins; a multiple of 4096.
+        nbytes: int64, length of each payload; the slot behind it is this rounded up to 4096.
+    """
+
+    offsets: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @classmethod
+    def of(cls, offsets: Sequence[int], nbytes: Sequence[int]) -> Slots:
+        """Build from any sequences of integers."""
+        return cls(np.asarray(offsets, np.int64), np.asarray(nbytes, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """How full a tier is and how it fares.
+
+    Attributes:
+        capacity: bytes that it may hold.
+        used: bytes that it holds, with all overhead.
+        blocks: blocks that it holds.
+        fault: why the tier refuses everything now; empty when it is well.
+        counters: events by name since it was opened (`corrupt`, `read_error`, `write_error`, ...).
+    """
+
+    capacity: int
+    used: int
+    blocks: int
+    fault: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class Tier(Protocol):
+    """A store of payloads under their 34-byte addresses.
+
+    Payloads move between the tier and slots of the host's arena, which the tier was given when it was made. All calls
+    are synchronous, batched and thread-safe. A tier knows no codecs. It never serves bytes that differ from what was
+    written: what fails verification is removed, counted as `corrupt` and answered like an absent key. A failing device
+    is answered by `False`, counted, and shown in `usage().fault`; calls raise only `TierUnavailable` (nobody there to
+    ask) and `ClosedError`.
+    """
+
+    name: str
+
+    def write(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
+        """Copy payloads out of the slots; True for each that is now stored (or was already)."""
+        ...
+
+    def read(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
+        """Copy payloads into the slots; True for each that is whole and verified.
+
+        Each slot has room for exactly the payload's size rounded up to 4096; a payload of another size is not read.
+        """
+        ...
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Forget these keys; unknown ones are ignored."""
+        ...
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key is stored."""
+        ...
+
+    def inventory(self) -> list[tuple[bytes, int]]:
+        """Every stored key with the bytes of its payload, oldest first."""
+        ...
+
+    def dropped(self) -> list[bytes]:
+        """Keys that the tier evicted of its own accord since the last call."""
+        ...
+
+    def usage(self) -> TierUsage:
+        """How full it is and how it fares."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; idempotent."""
+        ...
