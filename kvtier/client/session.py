@@ -4,68 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-SLOT = np.dtype([("offset", "<u8"), ("generation", "<u4"), ("nbytes", "<u4")])
-"""One leased slot, packed as it travels: 16 bytes."""
-
-GRANT = np.dtype([("offset", "<u8"), ("generation", "<u4"), ("state", "<u4")])
-"""One answer to a reservation, packed as it travels: 16 bytes."""
-
-
-class GrantState(IntEnum):
-    """What became of one key of a reservation."""
-
-    GRANTED = 0
-    STORED = 1
-    BUSY = 2
-    REFUSED = 3
-
-
-class TierNumber(IntEnum):
-    """Tiers as they travel and as the index stores them."""
-
-    GPU = 1
-    CPU = 2
-    NVME = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """Answer to `match`.
-
-    Attributes:
-        lease: number to release; 0 when nothing is leased.
-        slots: `SLOT` array of the leased blocks, in the order of the keys.
-        staging: blocks beyond these that are being brought up and will be there on a later match.
-        tiers: u8 array, the `TierNumber` that served each leased block (where it was when it was asked for).
-    """
-
-    lease: int
-    slots: NDArray[Any]
-    staging: int
-    tiers: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Answer to `reserve`.
-
-    Attributes:
-        ticket: number to commit or abort; 0 when nothing was granted.
-        grants: `GRANT` array, as many as keys were asked for, in their order; after a refusal all are refused.
-        reason: why it was refused; empty when it was not.
-    """
-
-    ticket: int
-    grants: NDArray[Any]
-    reason: str = ""
-
+from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.tiers.base import TierNumber
 
 class Session(Protocol):
     """One client's connection to a host. Thread-safe. Keys are 34-byte block addresses, in chain order.

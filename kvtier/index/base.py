@@ -14,7 +14,7 @@ class Replica:
     Attributes:
         node: number of the host in the node table.
         incarnation: which life of that host wrote this; a restarted host's old entries are dead.
-        tier: 1 gpu, 2 cpu, 3 nvme.
+        tier: `kvtier.tiers.base.TierNumber` (1 gpu, 2 cpu, 3 nvme).
         nbytes: bytes of the payload.
     """
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class TierNumber(IntEnum):
+    """Tiers as they travel and as the index stores them."""
+
+    GPU = 1
+    CPU = 2
+    NVME = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,57 @@
+"""What the hierarchy answers, in process and over the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLOT = np.dtype([("offset", "<u8"), ("generation", "<u4"), ("nbytes", "<u4")])
+"""One leased slot, packed as it travels: 16 bytes."""
+
+GRANT = np.dtype([("offset", "<u8"), ("generation", "<u4"), ("state", "<u4")])
+"""One answer to a reservation, packed as it travels: 16 bytes."""
+
+
+class GrantState(IntEnum):
+    """What became of one key of a reservation."""
+
+    GRANTED = 0
+    STORED = 1
+    BUSY = 2
+    REFUSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Answer to `match`.
+
+    Attributes:
+        lease: number to release; 0 when nothing is leased.
+        slots: `SLOT` array of the leased blocks, in the order of the keys.
+        staging: blocks beyond these that are being brought up and will be there on a later match.
+        tiers: u8 array, the `TierNumber` that served each leased block (where it was when it was asked for).
+    """
+
+    lease: int
+    slots: NDArray[Any]
+    staging: int
+    tiers: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Answer to `reserve`.
+
+    Attributes:
+        ticket: number to commit or abort; 0 when nothing was granted.
+        grants: `GRANT` array, as many as keys were asked for, in their order; after a refusal all are refused.
+        reason: why it was refused; empty when it was not.
+    """
+
+    ticket: int
+    grants: NDArray[Any]
+    reason: str = ""
