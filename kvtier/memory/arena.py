@@ -1,0 +1,198 @@
+"""One region of memory that every process of a host maps."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.block import PAGE
+from kvtier.errors import ConfigError, SessionUnavailable
+from kvtier.memory.lock import FileLock
+
+_HEAD = struct.Struct("<8sQQ")
+_MAGIC = b"KVARENA1"
+LOCK_PATIENCE = 5.0
+"""Seconds that a new owner waits for a dying one."""
+CLIENTS = "clients"
+
+
+@dataclass(frozen=True, eq=False)
+class Arena:
+    """A mapped arena.
+
+    Attributes:
+        folder: where its files are; None for private memory.
+        memory: the bytes.
+        generations: u32 for each page; see the package's docstring.
+        writers: u32 for each page; see the package's docstring.
+        epoch: how often it was taken over by a new owner.
+        lock: held for life by the owner; None in other processes.
+    """
+
+    folder: Path | None
+    memory: NDArray[np.uint8]
+    generations: NDArray[np.uint32]
+    writers: NDArray[np.uint32]
+    epoch: int
+    lock: FileLock | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Bytes."""
+        return self.memory.nbytes
+
+    def renew(self, offset: int) -> int:
+        """Move the slot's generation on, before it is granted; returns the new one."""
+        page = offset // PAGE
+        self.generations[page] += np.uint32(1)
+        return int(self.generations[page])
+
+    def payload(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes of one slot."""
+        return memoryview(self.memory[offset : offset + nbytes])  # type: ignore[arg-type]
+
+    def close(self, *, remove: bool = False) -> None:
+        """Let go of the owner's lock, and with `remove` delete the files; mappings live as long as they are referred to."""
+        if remove and self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.lock is not None:
+            self.lock.close()
+
+    @classmethod
+    def private(cls, capacity: int) -> Arena:
+        """Memory of this process alone."""
+        pages = _pages(capacity)
+        tables = np.zeros(2 * pages, np.uint32)
+        memory = np.frombuffer(mmap.mmap(-1, pages * PAGE), np.uint8)
+        return cls(None, memory, tables[:pages], tables[pages:], 1)
+
+    @classmethod
+    def own(cls, folder: Path, capacity: int, *, mode: int = 0o600) -> Arena:
+        """Create the arena in `folder`, or take over the one that a dead owner left there.
+
+        Taking over moves all generations on, so that no reader of the old epoch accepts what it copies now.
+
+        Raises:
+            ConfigError: another process owns it, or there is no room for it.
+        """
+        folder.mkdir(parents=True, exist_ok=True, mode=mode | (mode & 0o444) >> 2 | 0o700)
+        (folder / CLIENTS).mkdir(exist_ok=True, mode=mode | (mode & 0o444) >> 2 | 0o700)
+        lock = FileLock(folder / "lock", mode=mode)
+        if not lock.acquire(LOCK_PATIENCE):
+            holder = lock.read()
+            lock.close()
+            raise ConfigError(
+                f"the arena in {folder} belongs to a running process ({holder or 'pid unknown'}); stop it with "
+                "`kvtier down`, or set arena_dir to another folder"
+            )
+        lock.note(f"pid {os.getpid()}")
+        size = _pages(capacity) * PAGE
+        try:
+            known = _read_head(folder)
+            if known is None or known[0] != size:
+                _create(folder, size, mode)
+            memory = _map(folder / "arena", size, writable=True)
+            tables = _map(folder / "tables", PAGE + 2 * _table_nbytes(size), writable=True)
+        except BaseException:
+            lock.close()
+            raise
+        _, _, epoch = _HEAD.unpack_from(tables)
+        tables[: _HEAD.size] = np.frombuffer(_HEAD.pack(_MAGIC, size, epoch + 1), np.uint8)
+        generations, writers = _tables(tables, size)
+        generations += np.uint32(1)
+        return cls(folder, memory, generations, writers, epoch + 1, lock)
+
+    @classmethod
+    def attach(cls, folder: Path, *, writable: bool = False) -> Arena:
+        """Map the arena that another process owns.
+
+        Raises:
+            SessionUnavailable: there is none.
+        """
+        head = _read_head(folder)
+        if head is None:
+            raise SessionUnavailable(f"there is no arena in {folder}; is kvtier running? (`kvtier status`)")
+        size, epoch = head
+        try:
+            memory = _map(folder / "arena", size, writable=writable)
+            tables = _map(folder / "tables", PAGE + 2 * _table_nbytes(size), writable=False)
+        except (OSError, ValueError) as exc:
+            raise SessionUnavailable(f"the arena in {folder} cannot be mapped: {exc}") from exc
+        generations, writers = _tables(tables, size)
+        return cls(folder, memory, generations, writers, epoch)
+
+
+def _pages(capacity: int) -> int:
+    if capacity < PAGE:
+        raise ConfigError(f"an arena of {capacity} bytes is too small; set at least {PAGE}")
+    return capacity // PAGE
+
+
+def _table_nbytes(size: int) -> int:
+    return -(-(size // PAGE * 4) // PAGE) * PAGE
+
+
+def _tables(mapped: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    words = mapped[PAGE:].view(np.uint32)
+    step, pages = _table_nbytes(size) // 4, size // PAGE
+    return words[:pages], words[step : step + pages]
+
+
+def _read_head(folder: Path) -> tuple[int, int] | None:
+    """Size and epoch of the arena in a folder; None when there is no whole one."""
+    try:
+        with (folder / "tables").open("rb") as file:
+            magic, size, epoch = _HEAD.unpack(file.read(_HEAD.size))
+        whole = (folder / "arena").stat().st_size == size
+    except (OSError, struct.error):
+        return None
+    return (size, epoch) if magic == _MAGIC and whole else None
+
+
+def _create(folder: Path, size: int, mode: int) -> None:
+    """Make the files, with all their memory: a page that is missing later would be a SIGBUS in an engine."""
+    for name in ("tables", "arena"):
+        (folder / name).unlink(missing_ok=True)
+    free = shutil.disk_usage(folder).free
+    need = size + PAGE + 2 * _table_nbytes(size)
+    if need > free:
+        raise ConfigError(_too_small(folder, size, free))
+    for name, nbytes in (("arena", size), ("tables", need - size)):
+        fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(fd, mode)
+            os.posix_fallocate(fd, 0, nbytes)
+            if name == "tables":
+                os.pwrite(fd, _HEAD.pack(_MAGIC, size, 0), 0)
+        except OSError as exc:
+            (folder / name).unlink(missing_ok=True)
+            if exc.errno == errno.ENOSPC:
+                raise ConfigError(_too_small(folder, size, free)) from exc
+            raise
+        finally:
+            os.close(fd)
+
+
+def _too_small(folder: Path, size: int, free: int) -> str:
+    return (
+        f"{folder} has {free / 2**20:,.0f} MiB free, the arena needs {size / 2**20:,.0f} MiB: set cpu.capacity to at most "
+        f"{max(0, int(free * 0.9)) // 2**20}MiB, enlarge the file system (in a container: the size of /dev/shm), or set "
+        "arena_dir to a folder with more room"
+    )
+
+
+def _map(path: Path, size: int, *, writable: bool) -> NDArray[np.uint8]:
+    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return np.frombuffer(mmap.mmap(fd, size, access=access), np.uint8)
+    finally:
+        os.close(fd)

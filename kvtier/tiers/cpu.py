@@ -1,0 +1,84 @@
+"""The CPU tier: payloads in slots of the arena itself."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.block import PAGE, slot_nbytes
+from kvtier.memory.arena import Arena
+from kvtier.memory.pool import SlotPool
+from kvtier.tiers.base import TierUsage
+
+
+class CpuTier:
+    """Slots of the arena, granted and taken back.
+
+    It is not a `Tier`: other tiers copy payloads from and to slots, here the slot is the place. Not thread-safe: used
+    under the hierarchy's lock.
+
+    Slots that a session was writing into are quarantined when the session is cut off: it may still be alive. They are
+    in the arena's `writers` table, so that a new owner of the arena finds them too.
+    """
+
+    name = "cpu"
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.pool = SlotPool(arena.capacity)
+        self.quarantined: dict[int, list[int]] = {}
+        self._adopt()
+
+    def grant(self, nbytes: int, writer: int = 0) -> tuple[int, int] | None:
+        """A slot under a new generation, as (offset, generation); None when there is no room.
+
+        Args:
+            nbytes: of the payload.
+            writer: session that will write into it; 0 when a tier does.
+        """
+        offset = self.pool.allocate(nbytes)
+        if offset is None:
+            return None
+        if writer:
+            self._mark(offset, nbytes, writer)
+        return offset, self.arena.renew(offset)
+
+    def written(self, offset: int, nbytes: int) -> None:
+        """The session that was granted this slot no longer writes into it."""
+        self._mark(offset, nbytes, 0)
+
+    def quarantine(self, writer: int, offsets: list[int]) -> None:
+        """Keep these slots from everybody until `writer` is known to have stopped."""
+        if offsets:
+            self.quarantined.setdefault(writer, []).extend(offsets)
+
+    def absolve(self, writer: int) -> int:
+        """This session writes no more: its quarantined slots are free; how many they were."""
+        offsets = self.quarantined.pop(writer, [])
+        if offsets:
+            self.arena.writers[self.arena.writers == writer] = 0
+            self.pool.release(np.array(offsets, np.int64))
+        return len(offsets)
+
+    def usage(self) -> TierUsage:
+        """How full it is."""
+        held = sum(map(len, self.quarantined.values()))
+        return TierUsage(self.pool.capacity, self.pool.used, self.pool.blocks - held, counters={"quarantined": held})
+
+    def _mark(self, offset: int, nbytes: int, writer: int) -> None:
+        self.arena.writers[offset // PAGE : (offset + slot_nbytes(nbytes)) // PAGE] = writer
+
+    def _adopt(self) -> None:
+        """Quarantine what sessions of a former owner may be writing into, unit by unit of the pool."""
+        for units in _runs(np.unique(np.flatnonzero(self.arena.writers) * PAGE // self.pool.unit)):
+            start, nbytes = int(units[0]) * self.pool.unit, len(units) * self.pool.unit
+            marks = np.unique(self.arena.writers[start // PAGE : (start + nbytes) // PAGE])
+            writers = marks[marks > 0].tolist()
+            offset = self.pool.claim(start, nbytes, len(writers))
+            for writer in writers:
+                self.quarantine(writer, [offset])
+
+
+def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Split sorted numbers into runs of consecutive ones."""
+    return [run for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if run.size]
