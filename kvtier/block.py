@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvtier.errors import ConfigError, CorruptPayload
+from kvtier.errors import ConfigError, CorruptPayload, UsageError
 
 MAGIC = b"KVTIERBK"
 VERSION = 1
@@ -98,25 +98,25 @@ class BlockHeader:
         return address(self.key, self.rank)
 
     def pack(self) -> bytes:
-        """Encode; the result has `nbytes` bytes."""
+        """Encode; the result has `nbytes` bytes.
+
+        Raises:
+            UsageError: a field that does not fit its place.
+            ConfigError: the plan text is too long.
+        """
+        if len(self.key) != KEY_NBYTES or len(self.spec_digest) != KEY_NBYTES:
+            raise UsageError(f"key and spec digest have {len(self.key)} and {len(self.spec_digest)} bytes, not 32")
         plan = self.plan.encode()
         size = self.nbytes
         if size > PAGE:
-            raise ConfigError(f"the plan text has {len(plan)} bytes; at most {PAGE - FIXED.size - 8} fit a block header")
-        fixed = FIXED.pack(
-            MAGIC,
-            VERSION,
-            size,
-            self.codec,
-            self.rank,
-            self.tokens,
-            self.position,
-            self.body_nbytes,
-            self.checksum,
-            self.key,
-            self.spec_digest,
-            len(plan),
-        )
+            raise ConfigError(
+                f"the plan text has {len(plan)} bytes; at most {PAGE - FIXED.size - 8} fit a block header"
+            )
+        numbers = (self.codec, self.rank, self.tokens, self.position, self.body_nbytes, self.checksum)
+        try:
+            fixed = FIXED.pack(MAGIC, VERSION, size, *numbers, self.key, self.spec_digest, len(plan))
+        except struct.error as exc:
+            raise UsageError(f"a field of a block header is out of range: {exc}; {self}") from exc
         front = (fixed + plan).ljust(size - 8, b"\0")
         return front + xxhash.xxh3_64_intdigest(front).to_bytes(8, "little")
 

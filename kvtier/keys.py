@@ -46,7 +46,7 @@ class Keyspace:
     plan: str
     tenant: str = ""
     layout: str = "canonical"
-    overrides: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict, hash=False)
     kv_scales: str = ""
     tp_size: int = 1
     adapter: str = ""
@@ -54,6 +54,7 @@ class Keyspace:
     recipe: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", dict(self.overrides))
         if not self.model:
             raise ConfigError("Keyspace.model is empty; name the model, so that no other model's KV can answer for it")
         if not 1 <= self.tp_size < 2**16:
@@ -91,7 +92,7 @@ class Keyspace:
             extra: what else block i depends on (multimodal content digests); one entry a block, b"" for none.
 
         Raises:
-            BadTokens: floats, negative ids, ids beyond u32, more than one dimension.
+            BadTokens: floats, negative ids, ids beyond u32, more than one dimension; too few or too many in `extra`.
         """
         tokens = tokens_u32(token_ids)
         step = self.spec.block_tokens
@@ -114,7 +115,10 @@ def tokens_u32(token_ids: Any) -> NDArray[np.uint32]:
     Raises:
         BadTokens: they are not integers of one dimension that fit u32.
     """
-    array = np.asarray(token_ids.detach().cpu() if hasattr(token_ids, "detach") else token_ids)
+    try:
+        array = np.asarray(token_ids.detach().cpu() if hasattr(token_ids, "detach") else token_ids)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise BadTokens(f"token ids are not one sequence of integers: {exc}") from exc
     if array.size == 0:
         return np.empty(0, np.dtype("<u4"))
     if array.ndim != 1:

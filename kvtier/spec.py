@@ -43,17 +43,17 @@ class KVSpec:
     def __post_init__(self) -> None:
         if self.v_head_dim == -1:
             object.__setattr__(self, "v_head_dim", 0 if self.mla else self.head_dim)
-        for name in ("layers", "kv_heads", "head_dim", "block_tokens"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ConfigError(f"KVSpec.{name} is {getattr(self, name)}; it must be a positive integer")
+        smallest = {"layers": 1, "kv_heads": 1, "head_dim": 1, "v_head_dim": 0, "block_tokens": 1, "first_layer": 0}
+        for name, low in smallest.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or not low <= value < 2**31:
+                raise ConfigError(f"KVSpec.{name} is {value!r}; it must be an integer from {low} to {2**31 - 1}")
         if self.dtype not in ITEMSIZE:
             raise ConfigError(f"KVSpec.dtype is {self.dtype!r}; use one of {', '.join(ITEMSIZE)}")
-        if self.first_layer < 0:
-            raise ConfigError(f"KVSpec.first_layer is {self.first_layer}; it must not be negative")
         if self.mla and (self.kv_heads != 1 or self.v_head_dim != 0):
             raise ConfigError("an MLA spec has kv_heads=1 and no v_head_dim: each layer has one latent")
-        if not self.mla and self.v_head_dim < 1:
-            raise ConfigError(f"KVSpec.v_head_dim is {self.v_head_dim}; it must be a positive integer")
+        if not self.mla and self.v_head_dim == 0:
+            raise ConfigError("KVSpec.v_head_dim is 0; only an MLA spec has no V")
 
     @property
     def itemsize(self) -> int:
@@ -108,10 +108,16 @@ class KVSpec:
             block_tokens: tokens in one block.
 
         Raises:
-            UnsupportedKV: sliding-window, linear-attention or other layers whose KV is not one entry a token.
+            UnsupportedKV: sliding-window, linear-attention or other layers whose KV is not one entry a token;
+                encoder-decoder models.
             ConfigError: the configuration does not say what is needed.
         """
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if getattr(config, "is_encoder_decoder", False):
+            raise UnsupportedKV(
+                "the model is an encoder-decoder: its KV depends on the encoder's input and not only on the tokens "
+                "before it; use a decoder-only model"
+            )
         refuse_unstorable_layers(text)
         name = str(dtype if dtype is not None else getattr(text, "dtype", None)).removeprefix("torch.")
         if name not in ITEMSIZE:
@@ -120,14 +126,24 @@ class KVSpec:
         rank = getattr(text, "kv_lora_rank", None)
         if rank:
             return cls(layers, 1, rank + text.qk_rope_head_dim, name, block_tokens=block_tokens, mla=True)
-        heads = text.num_attention_heads
         return cls(
             layers,
-            getattr(text, "num_key_value_heads", None) or heads,
-            getattr(text, "head_dim", None) or text.hidden_size // heads,
+            _hf_kv_heads(text),
+            getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
             name,
             block_tokens=block_tokens,
         )
+
+
+def _hf_kv_heads(text_config: Any) -> int:
+    # Falcon and GPT-BigCode say multi-query by a flag; Falcon's newer layout ignores it.
+    if getattr(text_config, "multi_query", False) and not getattr(text_config, "new_decoder_architecture", False):
+        return 1
+    for name in ("num_key_value_heads", "num_kv_heads", "num_attention_heads"):
+        heads = getattr(text_config, name, None)
+        if heads:
+            return int(heads)
+    raise ConfigError("the model configuration has no num_attention_heads; make the KVSpec by hand")
 
 
 def refuse_unstorable_layers(text_config: Any) -> None:
@@ -137,8 +153,8 @@ def refuse_unstorable_layers(text_config: Any) -> None:
     if other:
         where = [i for i, kind in enumerate(kinds) if kind != "full_attention"]
         raise UnsupportedKV(
-            f"layers {where[:4]}{'...' if len(where) > 4 else ''} are {', '.join(other)}: they do not keep one KV entry "
-            "a token, so their blocks cannot be shared by prefix; use a model whose layers are all full_attention"
+            f"layers {where[:4]}{'...' if len(where) > 4 else ''} are {', '.join(other)}: they do not keep one KV "
+            "entry a token, so their blocks cannot be shared by prefix; use a model whose layers are all full_attention"
         )
     window = getattr(text_config, "sliding_window", None)
     if window and getattr(text_config, "use_sliding_window", True) and not kinds:

