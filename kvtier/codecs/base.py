@@ -46,7 +46,8 @@ class Codec(Protocol):
         """Encode blocks; block i begins at token `tokens[i]` of `kv`, its body at `offsets[i]` of `memory`.
 
         Returns:
-            For each block, whether it can be stored: False when the plan cannot represent it (NaN or Inf).
+            For each block, whether it can be stored: False when the plan cannot represent it (NaN, Inf, a scale out of
+            range); its body is then undefined.
         """
         ...
 
@@ -59,7 +60,14 @@ class Codec(Protocol):
         tokens: NDArray[np.int64],
         layers: range,
     ) -> None:
-        """Decode blocks into `kv`, the inverse of `encode`. `memory` may be read-only; its bytes are not trusted:
-        whatever they are, nothing outside the blocks' ranges of `kv` is written and nothing raises.
+        """Decode blocks into `kv`, the inverse of `encode`.
+
+        `memory` may be read-only. Its bytes are not trusted: whatever they are, nothing outside the blocks' ranges of
+        `kv` is written and nothing raises.
+
+        Raises (both ways, before anything is written):
+            KVMismatch: the view is of another spec, or (decode) read-only.
+            UsageError: a block outside `memory` or outside the view; layers that the spec has not; (encode) read-only
+                `memory`.
         """
         ...

@@ -21,14 +21,16 @@ class KVView:
         addresses: int64 `[layers, parts]`, address of token 0, head 0, element 0; parts are (K, V), or (latent,).
         strides: int64 `[layers, parts, 3]`, bytes from one token, head and element to the next.
         tokens: how many tokens there are.
-        dtype: dtype of the elements, by name.
+        spec: what the KV is of.
+        writable: whether blocks may be decoded into it.
         owner: what must stay alive while the view is used.
     """
 
     addresses: NDArray[np.int64]
     strides: NDArray[np.int64]
     tokens: int
-    dtype: str
+    spec: KVSpec
+    writable: bool
     owner: Any
 
     @classmethod
@@ -44,6 +46,8 @@ class KVView:
         Raises:
             KVMismatch: another shape, dtype or device than the spec says.
         """
+        if hasattr(kv, "shape"):
+            return _of_one(kv, spec)
         parts = [_parts(layer, spec, i) for i, layer in enumerate(_layers(kv, spec))]
         tokens = {part.shape[0] for layer in parts for part in layer}
         if len(tokens) != 1:
@@ -53,22 +57,44 @@ class KVView:
             np.array([[d[0] for d in layer] for layer in described], np.int64),
             np.array([[d[1] for d in layer] for layer in described], np.int64),
             tokens.pop(),
-            spec.dtype,
+            spec,
+            all(d[2] for layer in described for d in layer),
             kv,
         )
 
+    @property
+    def dtype(self) -> str:
+        """Dtype of the elements, by name."""
+        return self.spec.dtype
+
+    def require_writable(self) -> None:
+        """Raise `KVMismatch` unless blocks may be decoded into it."""
+        if not self.writable:
+            raise KVMismatch("kv is read-only; pass an array that can be written to load into")
+
+
+def _of_one(kv: Any, spec: KVSpec) -> KVView:
+    wants = "[layers, tokens, head_dim]" if spec.mla else "[layers, 2, tokens, kv_heads, head_dim]"
+    if not spec.mla and spec.head_dim != spec.v_head_dim:
+        raise KVMismatch("K and V have different head dimensions: pass one (k, v) pair a layer")
+    if len(kv.shape) != (3 if spec.mla else 5):
+        raise KVMismatch(f"kv has the shape {list(kv.shape)}; pass {wants} or one entry a layer")
+    kv_tensor = kv[:, None, :, None, :] if spec.mla else kv
+    layers, parts, tokens, heads, dim = kv_tensor.shape
+    if (layers, parts, heads, dim) != (spec.layers, len(spec.head_dims), spec.kv_heads, spec.head_dim):
+        raise KVMismatch(f"kv has the shape {list(kv.shape)}; the spec says {wants} with {spec}")
+    pointer, strides, writable = _describe(kv_tensor, spec)
+    by_layer = np.arange(layers, dtype=np.int64)[:, None] * strides[0]
+    addresses = pointer + by_layer + np.arange(parts, dtype=np.int64) * strides[1]
+    steps = np.tile(np.array(strides[2:], np.int64), (layers, parts, 1))
+    return KVView(addresses, steps, tokens, spec, writable, kv)
+
 
 def _layers(kv: Any, spec: KVSpec) -> Sequence[Any]:
-    if hasattr(kv, "shape"):
-        want = 3 if spec.mla else 5
-        if len(kv.shape) != want:
-            shape = "[layers, tokens, head_dim]" if spec.mla else "[layers, 2, tokens, kv_heads, head_dim]"
-            raise KVMismatch(f"kv has the shape {list(kv.shape)}; pass {shape} or one entry a layer")
-        if not spec.mla and spec.head_dim != spec.v_head_dim:
-            raise KVMismatch("K and V have different head dimensions: pass one (k, v) pair a layer")
     if len(kv) != spec.layers:
         raise KVMismatch(f"kv has {len(kv)} layers; the spec has {spec.layers}")
-    return kv  # type: ignore[no-any-return]
+    layers: Sequence[Any] = kv
+    return layers
 
 
 def _parts(layer: Any, spec: KVSpec, number: int) -> list[Any]:
@@ -86,16 +112,16 @@ def _parts(layer: Any, spec: KVSpec, number: int) -> list[Any]:
     return parts
 
 
-def _describe(part: Any, spec: KVSpec) -> tuple[int, list[int]]:
+def _describe(part: Any, spec: KVSpec) -> tuple[int, list[int], bool]:
     if hasattr(part, "data_ptr"):
         if part.device.type != "cpu":
             raise KVMismatch(f"kv is on {part.device}; pass a tensor in CPU memory")
         dtype, size, pointer = str(part.dtype).removeprefix("torch."), part.element_size(), part.data_ptr()
-        strides = [s * size for s in part.stride()]
+        strides, writable = [s * size for s in part.stride()], True
     else:
         dtype, size, pointer = str(part.dtype), part.dtype.itemsize, part.__array_interface__["data"][0]
-        strides = list(part.strides)
+        strides, writable = list(part.strides), part.flags.writeable
     same = dtype == spec.dtype or (dtype == "uint16" and spec.itemsize == 2)
     if not same:
         raise KVMismatch(f"kv is {dtype}; the spec says {spec.dtype}")
-    return pointer, strides
+    return pointer, strides, writable

@@ -1,0 +1,80 @@
+"""Compiling the kernels, and the folder that keeps them for the next process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numba
+
+SOURCES = ("jit.py", "batch.py", "intrinsics.py", "lanes.py", "raw_kernel.py", "int8_kernel.py")
+"""Files that the machine code depends on. numba looks at the time stamp of one file; here are the bytes of all."""
+
+
+def cache_folder() -> Path | None:
+    """Choose the first folder that can be written, or None.
+
+    `NUMBA_CACHE_DIR` if it is set, else beside this package, else `XDG_CACHE_HOME/kvtier/numba`. Below it, a folder of
+    these sources' own, so that kernels of another version are never picked up.
+    """
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    for base in _candidates():
+        folder = base / f"kvtier-{digest.hexdigest()[:12]}"
+        if _writable(folder):
+            return folder
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(os.environ["NUMBA_CACHE_DIR"])
+    yield Path(__file__).with_name("__pycache__")
+    home = os.environ.get("XDG_CACHE_HOME")
+    if home or os.environ.get("HOME"):
+        yield Path(home or Path.home() / ".cache") / "kvtier" / "numba"
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+CACHE_FOLDER = cache_folder()
+"""Where this process finds and keeps compiled kernels; None when nothing can be written."""
+
+
+@contextmanager
+def _numba_cache(folder: Path) -> Iterator[None]:
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def compiled(signature: Any) -> Callable[[Any], Any]:
+    """Compile for exactly this signature now, or load what an earlier process compiled; the GIL is released."""
+
+    def decorate(function: Any) -> Any:
+        if CACHE_FOLDER is None:
+            return numba.njit(signature, nogil=True, error_model="numpy")(function)
+        with _numba_cache(CACHE_FOLDER):
+            return numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
+
+    return decorate
+
+
+part_of_kernel = numba.njit(nogil=True, error_model="numpy")
+"""A function that is only called by kernels: compiled with each, cached with each."""

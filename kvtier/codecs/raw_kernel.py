@@ -1,0 +1,114 @@
+"""The kernel of `raw`: bytes moved between a caller's arrays and block bodies in the longest runs that there are."""
+
+# ruff: noqa: FBT001, PLR0917 (numba passes a kernel's arguments by position)
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from kvtier.codecs.batch import SIGNATURE
+from kvtier.codecs.intrinsics import (
+    LINE,
+    copy_memory,
+    fence,
+    load_u16,
+    load_u32,
+    store_u16,
+    store_u32,
+    stream_line,
+)
+from kvtier.codecs.jit import compiled, part_of_kernel
+
+LOAD, STORE = True, False
+"""Directions of `copy_blocks`: out of bodies, into bodies."""
+
+
+@part_of_kernel
+def _copy_run(target: int, source: int, nbytes: int, streaming: bool) -> None:
+    if not streaming or nbytes < 2 * LINE:
+        copy_memory(target, source, nbytes)
+        return
+    head = -target % LINE
+    copy_memory(target, source, head)
+    middle = (nbytes - head) // LINE * LINE
+    for at in range(head, head + middle, LINE):
+        stream_line(target + at, source + at)
+    copy_memory(target + head + middle, source + head + middle, nbytes - head - middle)
+
+
+@part_of_kernel
+def _copy_element(target: int, source: int, itemsize: int) -> None:
+    if itemsize == 2:
+        store_u16(target, load_u16(source))
+    else:
+        store_u32(target, load_u32(source))
+
+
+@part_of_kernel
+def _copy_strided(body: int, at: int, step: Any, extent: Any, load: bool) -> None:
+    for t in range(extent[0]):
+        for h in range(extent[1]):
+            for d in range(extent[2]):
+                kv = at + t * step[0] + h * step[1] + d * step[2]
+                stored = body + ((t * extent[1] + h) * extent[2] + d) * extent[3]
+                if load:
+                    _copy_element(kv, stored, extent[3])
+                else:
+                    _copy_element(stored, kv, extent[3])
+
+
+@part_of_kernel
+def _copy_part(body: int, at: int, step: Any, extent: Any, load: bool, streaming: bool) -> None:
+    tokens, heads, dim, itemsize = extent
+    row = dim * itemsize
+    if dim > 1 and step[2] != itemsize:
+        _copy_strided(body, at, step, extent, load)
+        return
+    outer, outer_kv, outer_body = tokens, step[0], heads * row
+    inner, inner_kv, inner_body = heads, step[1], row
+    if heads == 1 or step[1] == row:
+        inner, row = 1, heads * row
+        if tokens == 1 or step[0] == row:
+            outer, row = 1, tokens * row
+    elif abs(step[1]) > abs(step[0]):
+        outer, outer_kv, outer_body, inner, inner_kv, inner_body = (
+            inner, inner_kv, inner_body, outer, outer_kv, outer_body,
+        )  # fmt: skip
+    for i in range(outer):
+        for j in range(inner):
+            kv = at + i * outer_kv + j * inner_kv
+            stored = body + i * outer_body + j * inner_body
+            if load:
+                _copy_run(kv, stored, row, streaming)
+            else:
+                _copy_run(stored, kv, row, streaming)
+
+
+@compiled(types.void(*SIGNATURE, types.boolean, types.boolean))
+def copy_blocks(
+    memory: int,
+    offsets: Any,
+    addresses: Any,
+    strides: Any,
+    tokens: Any,
+    shape: Any,
+    first: int,
+    stop: int,
+    load: bool,
+    streaming: bool,
+) -> None:
+    """Copy layers of blocks out of bodies (load) or into them."""
+    itemsize = shape[3]
+    for i in range(offsets.size):
+        for layer in range(first, stop):
+            body = memory + offsets[i] + layer * shape[0]
+            for part in range(addresses.shape[1]):
+                step = (strides[layer, part, 0], strides[layer, part, 1], strides[layer, part, 2])
+                extent = (shape[1], shape[2], shape[4 + part], itemsize)
+                at = addresses[layer, part] + tokens[i] * step[0]
+                _copy_part(body, at, step, extent, load, streaming)
+                body += extent[0] * extent[1] * extent[2] * itemsize
+    if streaming:
+        fence()

@@ -1,0 +1,34 @@
+"""Compile every kernel before the first load needs it: `python -m kvtier.codecs.warm`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+
+def warm() -> Path | None:
+    """Compile all kernels, or load them from the cache; cheap when this process has them already.
+
+    Returns:
+        The folder that keeps them, or None when no folder can be written and every process compiles anew.
+    """
+    from kvtier.codecs.jit import CACHE_FOLDER
+    from kvtier.codecs.registry import codecs
+
+    codecs()
+    return CACHE_FOLDER
+
+
+def main() -> int:
+    """Warm, and say where the kernels are and how long it took."""
+    start = time.perf_counter()
+    folder = warm()
+    took = time.perf_counter() - start
+    where = f"kept in {folder}" if folder else "not kept: no folder can be written; set NUMBA_CACHE_DIR"
+    sys.stdout.write(f"kernels ready in {took:.2f} s, {where}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
