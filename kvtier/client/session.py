@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvtier.hierarchy.answers import Matched, Reserved
 from kvtier.tiers.base import TierNumber
 
+
 class Session(Protocol):
     """One client's connection to a host. Thread-safe. Keys are 34-byte block addresses, in chain order.
 
@@ -44,8 +45,13 @@ class Session(Protocol):
         """
         ...
 
-    def release(self, lease: int) -> None:
-        """Give a lease back; returns at once, never raises, idempotent."""
+    def release(self, lease: int, seconds: float = 0.0) -> None:
+        """Give a lease back; returns at once, never raises, idempotent.
+
+        Args:
+            lease: its number.
+            seconds: how long the load took, for the host's histogram; 0 when nothing was loaded.
+        """
         ...
 
     def reserve(self, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
@@ -58,24 +64,29 @@ class Session(Protocol):
         """
         ...
 
-    def commit(self, ticket: int, written: Sequence[int]) -> list[bool]:
+    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
         """Make reserved blocks visible; what is not written is given back.
 
         Args:
             ticket: of `reserve`.
             written: positions (in the reservation's grants) whose slot holds a whole payload, header included.
+            seconds: how long the save took, for the host's histogram.
 
         Returns:
             For each of `written`, whether it is now visible.
         """
         ...
 
+    def condemn(self, keys: Sequence[bytes], why: str) -> None:
+        """Report blocks whose bytes in the arena are not what was written: the host drops them; never raises."""
+        ...
+
     def move(self, keys: Sequence[bytes], tier: TierNumber, wait: float) -> int:
-        """Move a chain's blocks to one tier and out of the faster ones; how many are there at the end."""
+        """Bring a chain's blocks to one tier and out of the other memory tiers; how many are there at the end."""
         ...
 
     def prefetch(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
-        """Bring a chain's blocks up to `tier` in the background; how many are there at the end."""
+        """Bring a chain's blocks up to `tier` in the background, copies elsewhere stay; how many are there at the end."""
         ...
 
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:

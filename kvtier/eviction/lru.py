@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 
+ABSENT = np.iinfo(np.int64).max
+"""Stamp of a row that is not in the tier: younger than all."""
+
+
 class PrefixLRU:
     """`EvictionPolicy`: the block that was used longest ago leaves first, children before parents.
 
@@ -16,7 +20,7 @@ class PrefixLRU:
 
     def __init__(self) -> None:
         self._clock = 0
-        self._stamps = np.zeros(1024, np.int64)
+        self._stamps = np.full(1024, ABSENT, np.int64)
         self._nbytes = np.zeros(1024, np.int64)
         self._parent: dict[int, int | None] = {}
         self._children: dict[int, set[int]] = {}
@@ -26,8 +30,8 @@ class PrefixLRU:
         self._leave(row)
         if row >= len(self._stamps):
             size = max(row + 1, 2 * len(self._stamps))
-            self._stamps = np.resize(self._stamps, size)
-            self._nbytes = np.resize(self._nbytes, size)
+            more = np.full(size - len(self._stamps), ABSENT, np.int64)
+            self._stamps, self._nbytes = np.concatenate((self._stamps, more)), np.resize(self._nbytes, size)
         self._clock += 1
         self._stamps[row] = self._clock
         self._nbytes[row] = nbytes
@@ -36,7 +40,7 @@ class PrefixLRU:
             self._children.setdefault(parent, set()).add(row)
 
     def touch(self, chain: Sequence[int]) -> None:
-        """See `EvictionPolicy`."""
+        """See `EvictionPolicy`; every row must be present."""
         count = len(chain)
         if count:
             self._stamps[chain] = np.arange(self._clock + count, self._clock, -1)
@@ -50,12 +54,11 @@ class PrefixLRU:
 
     def victims(self, need: int, pinned: Callable[[int], bool]) -> list[int]:
         """See `EvictionPolicy`."""
-        rows = np.fromiter(self._parent, np.int64, len(self._parent))
-        stamps = self._stamps[rows]
         chosen: dict[int, None] = {}
-        freed, count = 0, 64
-        while rows.size:
-            oldest = rows if count >= rows.size else rows[np.argpartition(stamps, count - 1)[:count]]
+        freed, look_at, last = 0, 64, len(self._parent)
+        while look_at < 8 * last:
+            count = min(look_at, last)
+            oldest = np.argpartition(self._stamps, count - 1)[:count]
             for row in oldest[np.argsort(self._stamps[oldest])].tolist():
                 if row in chosen or pinned(row) or not self._children_within(row, chosen):
                     continue
@@ -63,9 +66,7 @@ class PrefixLRU:
                 freed += int(self._nbytes[row])
                 if freed >= need:
                     return list(chosen)
-            if count >= rows.size:
-                break
-            count *= 8
+            look_at *= 8
         return []
 
     def with_descendants(self, rows: Sequence[int]) -> list[int]:
@@ -85,6 +86,8 @@ class PrefixLRU:
 
     def _leave(self, row: int) -> None:
         parent = self._parent.pop(row, None)
+        if row < len(self._stamps):
+            self._stamps[row] = ABSENT
         if parent is not None:
             siblings = self._children[parent]
             siblings.discard(row)

@@ -1,0 +1,87 @@
+"""A session with a hierarchy in the same process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.errors import DeadlineExceeded
+from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.hierarchy.cache import Hierarchy
+from kvtier.tiers.base import TierNumber
+
+_numbers = itertools.count(1)
+
+
+class LocalSession:
+    """`Session` without a server: for tests, notebooks and single-process use."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._number = next(_numbers)
+        self.epoch = hierarchy.arena.epoch
+        hierarchy.attach(self._number)
+        self._readable = hierarchy.arena.memory.view()
+        self._readable.flags.writeable = False
+        self._generations = hierarchy.arena.generations.view()
+        self._generations.flags.writeable = False
+
+    def readable(self) -> NDArray[np.uint8]:
+        """See `Session`."""
+        return self._readable
+
+    def writable(self) -> NDArray[np.uint8]:
+        """See `Session`."""
+        return self._hierarchy.arena.memory
+
+    def generations(self) -> NDArray[np.uint32]:
+        """See `Session`."""
+        return self._generations
+
+    def match(self, keys: Sequence[bytes], wait: float) -> Matched:
+        """See `Session`."""
+        return self._hierarchy.match(self._number, keys, wait)
+
+    def release(self, lease: int, seconds: float = 0.0) -> None:
+        """See `Session`."""
+        self._hierarchy.release(lease, seconds)
+
+    def reserve(self, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
+        """See `Session`."""
+        return self._hierarchy.reserve(self._number, keys, nbytes, start)
+
+    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
+        """See `Session`."""
+        return self._hierarchy.commit(self._number, ticket, written, seconds)
+
+    def condemn(self, keys: Sequence[bytes], why: str) -> None:
+        """See `Session`."""
+        self._hierarchy.condemn(keys, why)
+
+    def move(self, keys: Sequence[bytes], tier: TierNumber, wait: float) -> int:
+        """See `Session`."""
+        try:
+            return self._hierarchy.move(keys, tier).result(wait)
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"moving {len(keys)} blocks takes longer than {wait} s; it goes on") from exc
+
+    def prefetch(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
+        """See `Session`."""
+        return self._hierarchy.prefetch(keys, tier)
+
+    def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
+        """See `Session`."""
+        return self._hierarchy.inspect(keys)
+
+    def status(self) -> dict[str, Any]:
+        """See `Session`."""
+        return self._hierarchy.status()
+
+    def close(self) -> None:
+        """See `Session`."""
+        self._hierarchy.detach(self._number)

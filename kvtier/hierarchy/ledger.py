@@ -1,0 +1,134 @@
+"""Who holds which leases and reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.errors import SessionUnavailable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Slots pinned for one reader."""
+
+    session: int
+    offsets: NDArray[np.int64]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Slots that one session may write into: for each grant its key, offset, generation and payload bytes."""
+
+    session: int
+    keys: list[bytes]
+    offsets: list[int]
+    generations: list[int]
+    nbytes: list[int]
+    positions: list[int]
+    """Place of each grant in the call that reserved it."""
+    ancestor: bytes | None
+    """Key of the block before the first key of that call."""
+    asked: list[bytes]
+    """All keys of that call."""
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What one session holds."""
+
+    leases: set[int] = field(default_factory=set)
+    tickets: set[int] = field(default_factory=set)
+    leased_nbytes: int = 0
+    reserved_nbytes: int = 0
+
+
+class Ledger:
+    """Sessions and what they hold. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, Holdings] = {}
+        self.leases: dict[int, Lease] = {}
+        self.reservations: dict[int, Reservation] = {}
+        self.writing: set[bytes] = set()
+        self._next = 1
+
+    def of(self, session: int) -> Holdings:
+        """What a session holds.
+
+        Raises:
+            SessionUnavailable: it is not attached; the client attaches again.
+        """
+        try:
+            return self.sessions[session]
+        except KeyError:
+            raise SessionUnavailable(f"session {session} is not attached to this host (it may have restarted)") from None
+
+    def lease(self, session: int, offsets: NDArray[np.int64], nbytes: int) -> int:
+        """Book a lease; returns its number."""
+        holdings = self.of(session)
+        number = self._number()
+        self.leases[number] = Lease(session, offsets, nbytes)
+        holdings.leases.add(number)
+        holdings.leased_nbytes += nbytes
+        return number
+
+    def end_lease(self, number: int) -> Lease | None:
+        """Strike a lease out; None when it is unknown (already released)."""
+        lease = self.leases.pop(number, None)
+        if lease is not None:
+            holdings = self.sessions[lease.session]
+            holdings.leases.discard(number)
+            holdings.leased_nbytes -= lease.nbytes
+        return lease
+
+    def reserve(self, reservation: Reservation) -> int:
+        """Book a reservation; returns its ticket."""
+        holdings = self.of(reservation.session)
+        ticket = self._number()
+        self.reservations[ticket] = reservation
+        self.writing.update(reservation.keys)
+        holdings.tickets.add(ticket)
+        holdings.reserved_nbytes += sum(reservation.nbytes)
+        return ticket
+
+    def end_reservation(self, ticket: int, session: int) -> Reservation | None:
+        """Strike a reservation out; None when this session has none of that ticket."""
+        reservation = self.reservations.get(ticket)
+        if reservation is None or reservation.session != session:
+            return None
+        del self.reservations[ticket]
+        self.writing.difference_update(reservation.keys)
+        holdings = self.sessions[session]
+        holdings.tickets.discard(ticket)
+        holdings.reserved_nbytes -= sum(reservation.nbytes)
+        return reservation
+
+    def attach(self, session: int) -> None:
+        """A session begins."""
+        self.sessions.setdefault(session, Holdings())
+
+    def detach(self, session: int) -> tuple[list[Lease], list[Reservation]]:
+        """A session ends; what it held is struck out and returned."""
+        holdings = self.sessions.get(session)
+        if holdings is None:
+            return [], []
+        leases = _present(self.end_lease(number) for number in list(holdings.leases))
+        reservations = _present(self.end_reservation(ticket, session) for ticket in list(holdings.tickets))
+        del self.sessions[session]
+        return leases, reservations
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+
+def _present(things: Iterable[T | None]) -> list[T]:
+    return [thing for thing in things if thing is not None]

@@ -1,0 +1,122 @@
+"""Blocks on their way from other tiers into the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtier.hierarchy import transfer
+from kvtier.hierarchy.room import choose
+from kvtier.hierarchy.state import State
+from kvtier.tiers.base import TierNumber
+
+PATIENCE = 30.0
+"""Seconds that a flight waits for one that it depends on."""
+
+
+@dataclass(slots=True, eq=False)
+class Staging:
+    """Blocks of one chain on their way.
+
+    Attributes:
+        origin: tier that each comes from, by key; those that another flight brings included.
+        done: how many arrived, when all are there or given up.
+    """
+
+    origin: dict[bytes, TierNumber]
+    done: Future[int] = field(default_factory=Future)
+
+
+class Stager:
+    """Brings blocks up; one flight a key: what is on its way already is waited for, not fetched again."""
+
+    def __init__(self, state: State, demote: Callable[[Sequence[int]], int], *, threads: int = 2) -> None:
+        self._state = state
+        self._demote = demote
+        self._flights: dict[bytes, Staging] = {}
+        self._threads = ThreadPoolExecutor(threads, "kvtier-stage")
+
+    def close(self) -> None:
+        """Stop; flights under way end first."""
+        self._threads.shutdown(wait=True)
+
+    @property
+    def flying(self) -> int:
+        """Blocks that are being staged or wait for it."""
+        return len(self._flights)
+
+    def stage(self, keys: Sequence[bytes]) -> Staging | None:
+        """Bring blocks into the arena, in their order; None when there is nothing to bring. The lock is held."""
+        state = self._state
+        wanted: dict[bytes, TierNumber] = {}
+        others: dict[Staging, None] = {}
+        for key in keys:
+            row = state.row(key)
+            if key in self._flights:
+                others[self._flights[key]] = None
+            elif row is not None and not state.table.has(row, TierNumber.CPU):
+                wanted[key] = TierNumber(state.table.best(row))
+        if not wanted and len(others) < 2:
+            return next(iter(others), None)
+        staging = Staging({key: tier for other in others for key, tier in other.origin.items()} | wanted)
+        self._flights.update(dict.fromkeys(wanted, staging))
+        try:
+            self._threads.submit(self._fly, staging, wanted, list(others))
+        except RuntimeError:  # closed meanwhile
+            self._land(staging, wanted, [])
+        return staging
+
+    def _fly(self, staging: Staging, wanted: dict[bytes, TierNumber], others: list[Staging]) -> None:
+        pins: list[int] = []
+        try:
+            for keys in transfer.batches(self._state, list(wanted)):
+                if self.fetch(keys, wanted, pins) < len(keys):
+                    break
+            for other in others:
+                with suppress(FutureTimeout):
+                    other.done.result(PATIENCE)
+        finally:
+            self._land(staging, wanted, pins)
+
+    def _land(self, staging: Staging, wanted: dict[bytes, TierNumber], pins: list[int]) -> None:
+        with self._state.lock:
+            for key in wanted:
+                del self._flights[key]
+            self._state.cpu.pool.release(np.array(pins, np.int64))
+        staging.done.set_result(len(pins))
+
+    def fetch(self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int]) -> int:
+        """Bring one batch, appending the slots to `pins`, which the caller releases; how many arrived."""
+        landings: dict[TierNumber, list[transfer.Landing]] = {}
+        for key in keys:
+            landing = self._landing(key)
+            if landing is None:
+                break
+            landings.setdefault(origin[key], []).append(landing)
+        before = len(pins)
+        for tier, slots in landings.items():
+            pins.extend(transfer.read(self._state, tier, slots))
+        return len(pins) - before
+
+    def _landing(self, key: bytes) -> transfer.Landing | None:
+        """A slot for a block that comes in; old blocks are moved down for it where needed."""
+        state = self._state
+        while True:
+            with state.lock:
+                row = state.row(key)
+                if row is None:
+                    return None
+                nbytes = int(state.table.nbytes[row])
+                slot = state.cpu.grant(nbytes)
+                if slot is not None:
+                    return transfer.Landing(key, *slot, nbytes)
+                victims = choose(state, nbytes, nbytes * transfer.BATCH_BLOCKS // 4)
+            if not self._demote(victims.rows):
+                with state.lock:
+                    state.stats.faults["staging_no_room"] += 1
+                return None

@@ -1,0 +1,134 @@
+"""What the brain of a host knows, and the few ways in which it changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from kvtier.block import BlockHeader, slot_nbytes
+from kvtier.errors import TierUnavailable
+from kvtier.eviction.base import EvictionPolicy
+from kvtier.eviction.lru import PrefixLRU
+from kvtier.hierarchy.ledger import Ledger
+from kvtier.hierarchy.stats import Stats
+from kvtier.hierarchy.table import BlockTable
+from kvtier.index.base import Index
+from kvtier.tiers.base import Tier, TierNumber
+from kvtier.tiers.cpu import CpuTier
+
+
+class Clock(Protocol):
+    """Seconds since the epoch."""
+
+    def __call__(self) -> float:
+        """Now."""
+        ...
+
+
+class State:
+    """Table, tiers, policies, ledger and counters of one host, and the lock that guards them.
+
+    Methods are called with `lock` held.
+    """
+
+    def __init__(self, cpu: CpuTier, tiers: Mapping[TierNumber, Tier], index: Index, clock: Clock) -> None:
+        self.lock = threading.RLock()
+        self.table = BlockTable()
+        self.ledger = Ledger()
+        self.stats = Stats()
+        self.cpu = cpu
+        self.tiers = dict(tiers)
+        self.index = index
+        self.clock = clock
+        self.policies: dict[TierNumber, EvictionPolicy] = {TierNumber.CPU: PrefixLRU(), TierNumber.GPU: PrefixLRU()}
+        self.at: dict[int, int] = {}
+        """Row of the block in each slot of the arena."""
+
+    def pinned(self, row: int) -> bool:
+        """Whether somebody besides the table refers to the block's slot."""
+        return self.cpu.pool.references(int(self.table.offset[row])) > 1
+
+    def row(self, key: bytes) -> int | None:
+        """Row of a block, if it is known."""
+        return self.table.rows.get(key)
+
+    def learn(self, key: bytes, nbytes: int, parent: int = -1) -> int:
+        """Row of a block, made when it is not known."""
+        known = self.table.rows.get(key)
+        return known if known is not None else self.table.add(key, nbytes, parent, self.clock())
+
+    def place(self, row: int, offset: int, generation: int, header: BlockHeader) -> None:
+        """The CPU tier has the block in this slot now; the table keeps the slot's first reference."""
+        table = self.table
+        table.offset[row], table.generation[row] = offset, generation
+        table.tokens[row], table.codec[row] = header.tokens, header.codec
+        self.at[offset] = row
+        self.enter(row, TierNumber.CPU)
+
+    def enter(self, row: int, tier: TierNumber) -> None:
+        """A tier has the block now."""
+        table = self.table
+        better = tier < (table.best(row) or len(TierNumber) + 1)
+        table.mark(row, tier)
+        if tier in self.policies:
+            self.policies[tier].insert(row, slot_nbytes(int(table.nbytes[row])), table.parent_of(row))
+        if better:
+            self.index.add([table.keys[row]], tier, [int(table.nbytes[row])])
+
+    def leave(self, row: int, tier: TierNumber, why: str) -> None:
+        """A tier no longer has the block; when no tier has it, it is dropped."""
+        table = self.table
+        if not table.has(row, tier):
+            return
+        best = table.best(row)
+        table.unmark(row, tier)
+        if tier in self.policies:
+            self.policies[tier].remove(row)
+        if tier is TierNumber.CPU:
+            offset = int(table.offset[row])
+            table.offset[row] = -1
+            del self.at[offset]
+            self.cpu.pool.release(np.array([offset], np.int64))
+        left = table.best(row)
+        if not left:
+            for policy in self.policies.values():
+                policy.remove(row)
+            self.index.discard([table.remove(row)])
+            self.stats.dropped[why] += 1
+        elif left != best:
+            self.index.add([table.keys[row]], left, [int(table.nbytes[row])])
+
+    def heard(self, tier: TierNumber) -> None:
+        """Take note of what a tier evicted by itself."""
+        for key in self.tiers[tier].dropped():
+            row = self.row(key)
+            if row is not None:
+                self.leave(row, tier, f"{self.tiers[tier].name}_evicted")
+
+    def take_inventory(self, tier: TierNumber) -> int:
+        """Learn what a tier holds already; how many blocks that are."""
+        try:
+            inventory = self.tiers[tier].inventory()
+        except TierUnavailable:
+            self.stats.faults[f"{self.tiers[tier].name}_unavailable"] += 1
+            return 0
+        for key, nbytes in inventory:
+            self.enter(self.learn(key, nbytes), tier)
+        return len(inventory)
+
+    def inventory(self) -> list[tuple[bytes, int, int]]:
+        """All blocks as (key, best tier, payload bytes), for the index."""
+        table = self.table
+        return [(key, table.best(row), int(table.nbytes[row])) for key, row in table.rows.items()]
+
+    def free_slot(self, offset: int) -> None:
+        """Give back a slot that no block was placed in."""
+        self.cpu.pool.release(np.array([offset], np.int64))
+
+    def move(self, source: str, target: str, nbytes: int) -> None:
+        """Count one block moved."""
+        self.stats.moves[source, target] += 1
+        self.stats.moved_nbytes[source, target] += nbytes

@@ -1,0 +1,115 @@
+"""One row a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.tiers.base import TierNumber
+
+GROWTH = 1024
+
+
+class BlockTable:
+    """What the host knows of each block, in columns, so that a chain of thousands is a few array operations.
+
+    Rows are small integers that policies use as names; a removed row's number is used again. Not thread-safe.
+
+    Attributes:
+        offset: slot of the block in the arena; -1 when the CPU tier does not have it.
+        generation: of that slot.
+        nbytes: payload bytes.
+        tiers: bit `1 << TierNumber` for each tier that has it.
+        created, used: seconds since the epoch.
+        hits: how often it was leased.
+        tokens, codec: tokens in it and number of its codec; 0 when not known yet.
+        parent: row of the block before it; -1 for none or unknown; ask `parent_of`.
+        life: how often the row's number was given to a block; a parent is remembered with its life.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, int] = {}
+        self.keys: list[bytes] = []
+        self._spare: list[int] = []
+        self.offset = np.full(GROWTH, -1, np.int64)
+        self.generation = np.zeros(GROWTH, np.uint32)
+        self.nbytes = np.zeros(GROWTH, np.int64)
+        self.tiers = np.zeros(GROWTH, np.uint8)
+        self.created = np.zeros(GROWTH, np.float64)
+        self.used = np.zeros(GROWTH, np.float64)
+        self.hits = np.zeros(GROWTH, np.int64)
+        self.tokens = np.zeros(GROWTH, np.int64)
+        self.codec = np.zeros(GROWTH, np.uint16)
+        self.parent = np.full(GROWTH, -1, np.int64)
+        self.parent_life = np.zeros(GROWTH, np.int64)
+        self.life = np.zeros(GROWTH, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def prefix(self, keys: Sequence[bytes]) -> NDArray[np.int64]:
+        """Rows of the longest prefix of `keys` that is known."""
+        rows = list(map(self.rows.get, keys))
+        try:
+            del rows[rows.index(None) :]
+        except ValueError:
+            pass
+        return np.array(rows, np.int64)
+
+    def add(self, key: bytes, nbytes: int, parent: int, now: float) -> int:
+        """A new row; the key must be unknown."""
+        if self._spare:
+            row = self._spare.pop()
+            self.keys[row] = key
+        else:
+            row = len(self.keys)
+            self.keys.append(key)
+            if row == len(self.offset):
+                self._grow()
+        self.rows[key] = row
+        self.offset[row] = -1
+        self.nbytes[row] = nbytes
+        self.tiers[row] = 0
+        self.created[row] = self.used[row] = now
+        self.hits[row] = 0
+        self.tokens[row] = self.codec[row] = 0
+        self.life[row] += 1
+        self.parent[row] = parent
+        self.parent_life[row] = self.life[parent] if parent >= 0 else 0
+        return row
+
+    def parent_of(self, row: int) -> int | None:
+        """Row of the block before it, if that is still known."""
+        parent = int(self.parent[row])
+        return parent if parent >= 0 and self.life[parent] == self.parent_life[row] else None
+
+    def remove(self, row: int) -> bytes:
+        """Forget a row; returns its key."""
+        key = self.keys[row]
+        del self.rows[key]
+        self.life[row] += 1
+        self._spare.append(row)
+        return key
+
+    def has(self, row: int, tier: TierNumber) -> bool:
+        """Whether this tier has the block."""
+        return bool(self.tiers[row] >> tier & 1)
+
+    def mark(self, row: int, tier: TierNumber) -> None:
+        """This tier has the block now."""
+        self.tiers[row] |= 1 << tier
+
+    def unmark(self, row: int, tier: TierNumber) -> None:
+        """This tier no longer has the block."""
+        self.tiers[row] &= ~np.uint8(1 << tier)
+
+    def best(self, row: int) -> int:
+        """The fastest tier that has the block; 0 when none has."""
+        return next((tier for tier in TierNumber if self.has(row, tier)), 0)
+
+    def _grow(self) -> None:
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, np.resize(column, 2 * len(column)))
