@@ -23,10 +23,9 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow and not engines" $(ARGS)
 
 check: $(STAMP)
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@rc=0; for tool in "ruff format --check" "ruff check" mypy "lint-imports --no-logo"; do \
+	  echo "$$tool"; $(BIN)/$$tool || rc=1; \
+	done; exit $$rc
 
 bench-smoke: $(STAMP)
 	@set -e; for name in $(BENCHMARKS); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --smoke; done
