@@ -1,0 +1,237 @@
+"""The GPU tier: slots of one preallocated tensor."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtier.block import ADDRESS_NBYTES, PAGE, slot_nbytes
+from kvtier.errors import ClosedError, ConfigError
+from kvtier.memory.arena import Arena
+from kvtier.memory.pool import SlotPool
+from kvtier.tiers.base import Slots, TierUsage
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Bytes to move between the arena and the tensor, by their offsets there."""
+
+    place: int
+    key: bytes
+    outside: int
+    inside: int
+    nbytes: int
+
+
+class GpuTier:
+    """Payloads in one preallocated tensor, copied from and to arena slots.
+
+    It never evicts: it refuses when its pool has no room, and the caller removes victims first.
+
+    Args:
+        capacity: bytes of the tensor.
+        arena: where the slots are; page-locked by the caller if copies shall run at full speed.
+        device: a CUDA device, or "cpu" to emulate one in host memory.
+
+    Attributes:
+        label: "gpu", or "gpu(host)" for the emulation; figures carry it.
+
+    Raises:
+        ConfigError: there is no such device, or not so much memory on it.
+    """
+
+    name = "gpu"
+
+    def __init__(self, capacity: int, arena: Arena, device: str = "cuda:0") -> None:
+        import torch
+
+        self.label = "gpu(host)" if device == "cpu" else "gpu"
+        self._pool = SlotPool(capacity)
+        self._capacity = capacity
+        self._device = _device(device)
+        self._inside = _tensor(self._pool.capacity, self._device)
+        self._outside = torch.from_numpy(arena.memory)
+        self._stream = _stream(self._device)
+        self._lock = threading.Lock()
+        """Guards all that follows; never held while payloads are copied."""
+        self._idle = threading.Condition(self._lock)
+        self._blocks: dict[bytes, tuple[int, int]] = {}
+        self._copying = 0
+        self._counters: Counter[str] = Counter()
+        self._fault = ""
+        self._closed = False
+
+    def write(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
+        with self._lock:
+            self._check_open()
+            copies = self._allocate(keys, slots)
+            self._copying += 1
+        copied = self._copy(copies, inward=True)
+        with self._lock:
+            for copy in copies:
+                if copied and copy.key not in self._blocks:
+                    self._blocks[copy.key] = copy.inside, copy.nbytes
+                else:
+                    self._release([copy.inside])
+            self._copied()
+            return [key in self._blocks for key in keys]
+
+    def read(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
+        answers = [False] * len(keys)
+        with self._lock:
+            self._check_open()
+            copies = self._retain(keys, slots)
+            self._copying += 1
+        copied = self._copy(copies, inward=False)
+        for copy in copies:
+            answers[copy.place] = copied
+        with self._lock:
+            for copy in copies:
+                self._release([copy.inside])
+            self._copied()
+        return answers
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            self._check_open()
+            self._release([found[0] for key in keys if (found := self._blocks.pop(key, None))])
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        with self._lock:
+            self._check_open()
+            return [key in self._blocks for key in keys]
+
+    def inventory(self) -> list[tuple[bytes, int]]:
+        with self._lock:
+            self._check_open()
+            return [(key, nbytes) for key, (_, nbytes) in self._blocks.items()]
+
+    def dropped(self) -> list[bytes]:
+        with self._lock:
+            self._check_open()
+            return []
+
+    def usage(self) -> TierUsage:
+        with self._lock:
+            self._check_open()
+            return TierUsage(self._capacity, self._pool.used, len(self._blocks), self._fault, dict(self._counters))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._idle.wait_for(lambda: not self._copying)
+            self._blocks.clear()
+            self._inside = self._inside.new_empty(0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the GPU tier was closed")
+
+    def _allocate(self, keys: Sequence[bytes], slots: Slots) -> list[_Copy]:
+        """Room for what is not stored yet, as far as there is some."""
+        copies: dict[bytes, _Copy] = {}
+        for place, (key, outside, nbytes) in enumerate(zip(keys, *_lists(slots), strict=True)):
+            if key in self._blocks or key in copies or not self._is_slot(key, outside, nbytes):
+                continue
+            inside = self._pool.allocate(nbytes)
+            if inside is None:
+                self._counters["refused"] += 1
+            else:
+                copies[key] = _Copy(place, key, outside, inside, nbytes)
+        return list(copies.values())
+
+    def _retain(self, keys: Sequence[bytes], slots: Slots) -> list[_Copy]:
+        """What is stored in the size asked for; it stays in place until it is released, even when it is removed."""
+        copies = []
+        for place, (key, outside, nbytes) in enumerate(zip(keys, *_lists(slots), strict=True)):
+            found = self._blocks.get(key)
+            if found and found[1] == nbytes and self._is_slot(key, outside, nbytes):
+                self._pool.retain(np.array([found[0]]))
+                copies.append(_Copy(place, key, outside, found[0], nbytes))
+        return copies
+
+    def _is_slot(self, key: bytes, outside: int, nbytes: int) -> bool:
+        end = outside + slot_nbytes(nbytes)
+        return len(key) == ADDRESS_NBYTES and outside % PAGE == 0 and 0 <= outside < end <= len(self._outside)
+
+    def _copy(self, copies: Sequence[_Copy], *, inward: bool) -> bool:
+        """Copy all of a batch and wait once; False when the device failed, and then nothing of it counts."""
+        import torch
+
+        try:
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                for copy in copies:
+                    outside = self._outside[copy.outside : copy.outside + copy.nbytes]
+                    inside = self._inside[copy.inside : copy.inside + copy.nbytes]
+                    into, source = (inside, outside) if inward else (outside, inside)
+                    into.copy_(source, non_blocking=self._stream is not None)
+            if self._stream:
+                self._stream.synchronize()
+        except RuntimeError as exc:
+            self._failed(exc, inward=inward)
+            return False
+        self._fault = ""
+        return True
+
+    def _failed(self, exc: RuntimeError, *, inward: bool) -> None:
+        with self._lock:
+            self._counters["write_error" if inward else "read_error"] += 1
+            self._fault = f"copying {'to' if inward else 'from'} {self._device} failed: {exc}"
+
+    def _release(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            self._pool.release(np.array([offset]))
+
+    def _copied(self) -> None:
+        self._copying -= 1
+        self._idle.notify_all()
+
+
+def _lists(slots: Slots) -> tuple[list[int], list[int]]:
+    return slots.offsets.tolist(), slots.nbytes.tolist()
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise ConfigError(f"gpu.device is {name!r}; set it to cuda:0, another CUDA device, or cpu") from exc
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if not torch.cuda.is_available() or (device.index or 0) >= count:
+        raise ConfigError(
+            f"this process has no device {name} ({count} CUDA devices): set gpu.device to one that is there, or to "
+            '"cpu" to emulate a GPU tier in host memory, or gpu.capacity to 0 for none'
+        )
+    return device
+
+
+def _tensor(capacity: int, device: torch.device) -> torch.Tensor:
+    """The tensor, with its memory touched, so that no copy pays for that later."""
+    import torch
+
+    try:
+        tensor = torch.zeros(capacity, dtype=torch.uint8, device=device).fill_(0)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError as exc:
+        raise ConfigError(f"{device} has no room for a GPU tier of {capacity} bytes; set gpu.capacity lower") from exc
+    return tensor
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    import torch
+
+    return torch.cuda.Stream(device) if device.type == "cuda" else None

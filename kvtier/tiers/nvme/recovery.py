@@ -1,0 +1,206 @@
+"""From a folder to a log: create the file, or set a foreign one aside, or scan it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtier.block import PAGE, slot_nbytes, verify_payload
+from kvtier.errors import ConfigError, CorruptPayload
+from kvtier.memory.lock import FileLock
+from kvtier.tiers.nvme.io import Disk, RegionFile, pages
+from kvtier.tiers.nvme.log import RegionLog
+from kvtier.tiers.nvme.regions import STORE_ID_NBYTES, Frame, Geometry, Superblock, checksum
+
+FILE = "regions"
+LOCK_PATIENCE = 5.0
+"""Seconds that a new owner waits for a dying one."""
+Chain = list[tuple[Frame, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store that is ready for use.
+
+    Attributes:
+        file: the open file.
+        store: its id.
+        log: what is in it.
+        notes: what a person should know about the opening.
+        lock: keeps other processes out.
+    """
+
+    file: RegionFile
+    store: bytes
+    log: RegionLog
+    notes: tuple[str, ...]
+    lock: FileLock
+
+    def close(self) -> None:
+        """Let go of file and lock; idempotent."""
+        self.file.close()
+        self.lock.close()
+
+
+def open_store(folder: Path, geometry: Geometry, disk: Disk, *, direct: bool, threads: int) -> Opened:
+    """Open the store of a folder, or create it.
+
+    Raises:
+        ConfigError: another process has it, there is no room for it, or the folder cannot be used.
+    """
+    try:
+        lock = _locked(folder)
+    except OSError as exc:
+        raise ConfigError(_unusable(folder, geometry, exc)) from exc
+    path = folder / FILE
+    notes: list[str] = []
+    try:
+        superblock = _existing(path, geometry, disk, notes) or _create(path, geometry, disk)
+        file = RegionFile(path, disk, direct=direct)
+    except OSError as exc:
+        lock.close()
+        raise ConfigError(_unusable(folder, geometry, exc)) from exc
+    if direct and not file.direct:
+        notes.append(f"{folder} refuses direct I/O: buffered I/O is used, which costs speed and page cache")
+    log = RegionLog(geometry)
+    log.adopt(_Scan(file, superblock.store, geometry, notes).chains(threads))
+    return Opened(file, superblock.store, log, tuple(notes), lock)
+
+
+def _locked(folder: Path) -> FileLock:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = FileLock(folder / "lock")
+    if not lock.acquire(LOCK_PATIENCE):
+        holder = lock.read()
+        lock.close()
+        raise ConfigError(
+            f"the NVMe tier in {folder} belongs to a running process ({holder or 'pid unknown'}); stop it with "
+            "`kvtier down`, or set nvme.folder to another folder"
+        )
+    lock.note(f"pid {os.getpid()}")
+    return lock
+
+
+def _existing(path: Path, geometry: Geometry, disk: Disk, notes: list[str]) -> Superblock | None:
+    """The superblock of the file that is there, made to fit; None after a file of another kind was set aside."""
+    try:
+        fd = disk.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        page = pages(1)
+        found = Superblock.unpack(page[: disk.preadv(fd, [page], 0)])
+        if isinstance(found, Superblock) and found.geometry.region_nbytes != geometry.region_nbytes:
+            found = f"its regions have {found.geometry.region_nbytes} bytes, not {geometry.region_nbytes}"
+        if isinstance(found, Superblock):
+            disk.allocate(fd, geometry.file_nbytes)
+            if found.geometry != geometry:
+                notes.append(f"{path} was resized from {found.geometry.count} to {geometry.count} regions")
+                found = Superblock(found.store, geometry)
+                _write(disk, fd, found)
+            return found
+    finally:
+        os.close(fd)
+    aside = next(p for n in range(1, 1 << 20) if not (p := path.with_name(f"{FILE}.aside-{n}")).exists())
+    path.rename(aside)
+    notes.append(f"{path} was set aside as {aside.name}, because {found}; it is not counted, delete it for its space")
+    return None
+
+
+def _create(path: Path, geometry: Geometry, disk: Disk) -> Superblock:
+    """Make the file under another name first, so that a crash leaves no half one."""
+    fresh = path.with_name(f"{FILE}.new")
+    fresh.unlink(missing_ok=True)
+    superblock = Superblock(disk.random(STORE_ID_NBYTES), geometry)
+    fd = disk.open(fresh, os.O_RDWR | os.O_CREAT)
+    try:
+        disk.allocate(fd, geometry.file_nbytes)
+        _write(disk, fd, superblock)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    fresh.rename(path)
+    return superblock
+
+
+def _write(disk: Disk, fd: int, superblock: Superblock) -> None:
+    if disk.pwritev(fd, [memoryview(superblock.pack())], 0) != PAGE:
+        raise OSError(errno.EIO, "the superblock could not be written")
+    os.fsync(fd)
+
+
+def _unusable(folder: Path, geometry: Geometry, exc: OSError) -> str:
+    if exc.errno == errno.ENOSPC:
+        return (
+            f"{folder} has no room for an NVMe tier of {geometry.file_nbytes / 2**20:,.0f} MiB: set nvme.capacity "
+            "lower, free space, or set nvme.folder to another disk"
+        )
+    return f"the NVMe tier cannot use {folder}: {exc}; set nvme.folder to a folder that this user may write"
+
+
+class _Scan:
+    """One pass over the frames of all regions."""
+
+    def __init__(self, file: RegionFile, store: bytes, geometry: Geometry, notes: list[str]) -> None:
+        self._file = file
+        self._store = store
+        self._geometry = geometry
+        self._notes = notes
+
+    def chains(self, threads: int) -> Sequence[Chain]:
+        """The frames of each region that can be trusted, plain and packed."""
+        with ThreadPoolExecutor(threads, "nvme-scan") as pool:
+            chains = list(pool.map(self._chain, range(self._geometry.count)))
+        newest = max(chains, key=lambda chain: chain[0][0].sequence if chain else 0)
+        if newest:
+            self._cut_torn(newest)
+        return chains
+
+    def _chain(self, region: int) -> Chain:
+        """Follow the frames of a region to the first that does not continue them."""
+        start = self._geometry.start(region)
+        at, end = start, start + self._geometry.region_nbytes
+        page = pages(1)
+        chain: Chain = []
+        while at < end:
+            try:
+                self._file.read(at, [page])
+            except OSError as exc:
+                self._notes.append(f"region {region} could not be read at {at}: {exc}")
+                break
+            found = Frame.unpack(self._store, page)
+            if found is None or not _continues(chain, found[0], at, end):
+                break
+            chain.append(found)
+            at += found[0].span
+        return chain
+
+    def _cut_torn(self, chain: Chain) -> None:
+        """Cut the newest region at the first payload that was being written when the last process ended."""
+        base = self._geometry.start((chain[0][0].offset - PAGE) // self._geometry.region_nbytes)
+        settled = base + max(frame.settled for frame, _ in chain)
+        for place, (frame, _) in enumerate(chain):
+            if frame.offset >= settled and not self._is_whole(frame):
+                del chain[place:]
+                return
+
+    def _is_whole(self, frame: Frame) -> bool:
+        payload = pages(slot_nbytes(frame.nbytes) // PAGE)
+        try:
+            self._file.read(frame.offset + PAGE, [payload])
+            return verify_payload(payload, expected=frame.key).payload_nbytes == frame.nbytes
+        except (OSError, CorruptPayload):
+            return False
+
+
+def _continues(chain: Chain, frame: Frame, at: int, end: int) -> bool:
+    """Whether a whole frame found at `at` is the next one of this life."""
+    if frame.offset != at or not 0 < frame.nbytes <= frame.span <= end - at or not frame.sequence:
+        return False
+    return not chain or (frame.sequence == chain[-1][0].sequence and frame.previous == checksum(chain[-1][1]))

@@ -1,0 +1,67 @@
+"""Every tier obeys the laws of the seam."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvtier.memory.arena import Arena
+from kvtier.testing.tier import MakeTier, TierKit
+from kvtier.tiers.gpu import GpuTier
+from kvtier.tiers.nvme import NvmeTier
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes that a folder takes on the disk, itself included."""
+    paths = [folder, *folder.rglob("*")]
+    return sum(os.stat(path).st_blocks * 512 for path in paths)
+
+
+class TestNvme(TierKit):
+    direct = True
+
+    @pytest.fixture
+    def make_tier(self, tmp_path: Path) -> MakeTier:
+        return lambda arena, capacity: NvmeTier(tmp_path / "store", capacity, arena, direct=self.direct)
+
+    @pytest.fixture(autouse=True)
+    def stays_within_its_capacity(self, desk, tmp_path: Path):
+        yield
+        assert on_disk(tmp_path / "store") <= self.capacity
+
+
+class TestNvmeBuffered(TestNvme):
+    direct = False
+
+    def test_says_so(self, desk):
+        assert not desk.tier.direct
+
+
+class TestNvmeSmallest(TestNvme):
+    """Regions of a few records, so that the log wraps all the time."""
+
+    capacity = 1 << 20
+
+
+class TestGpuInHostMemory(TierKit):
+    @pytest.fixture
+    def make_tier(self) -> MakeTier:
+        def make(arena: Arena, capacity: int) -> GpuTier:
+            return GpuTier(capacity, arena, device="cpu")
+
+        return make
+
+    def test_is_labelled_as_an_emulation(self, desk):
+        assert desk.tier.label == "gpu(host)"
+
+
+@pytest.mark.gpu
+class TestGpu(TierKit):
+    @pytest.fixture
+    def make_tier(self) -> MakeTier:
+        return lambda arena, capacity: GpuTier(capacity, arena)
+
+    def test_is_labelled(self, desk):
+        assert desk.tier.label == "gpu"
