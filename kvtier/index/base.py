@@ -6,16 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_REPLICAS = 8
+"""Replicas listed of one block; the newest are kept. A prompt that every host holds need not list every host."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     """Where one copy of a block is.
 
     Attributes:
-        node: number of the host in the node table.
-        incarnation: which life of that host wrote this; a restarted host's old entries are dead.
+        node: number of the host in the node table, 1 to 65,535.
+        incarnation: which life of that host wrote this (u32); a restarted host's old entries are dead.
         tier: `kvtier.tiers.base.TierNumber` (1 gpu, 2 cpu, 3 nvme).
-        nbytes: bytes of the payload.
+        nbytes: bytes of the payload (u32).
     """
 
     node: int
@@ -24,20 +27,75 @@ class Replica:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One host of the fleet, as the node table has it.
+
+    Attributes:
+        node: its number.
+        incarnation: its current life.
+        host: its name; the same name always gets the same number.
+        door: where other hosts reach it; empty when they cannot.
+        age: seconds since its last heartbeat, by the server's clock.
+        alive: whether it was heard of lately.
+    """
+
+    node: int
+    incarnation: int
+    host: str
+    door: str
+    age: float
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of one host: whom an index speaks for.
+
+    Attributes:
+        node: number of the host, 1 to 65,535.
+        incarnation: which life this is (u32); later ones are greater.
+        host: its name.
+        door: where other hosts reach it; empty when they cannot.
+        provisional: the numbers were chosen without the server; when it refuses them, the host registers.
+    """
+
+    node: int
+    incarnation: int
+    host: str
+    door: str = ""
+    provisional: bool = False
+
+
 class Index(Protocol):
     """Which host of the fleet holds which block.
 
     Soft state: each host's own table is the truth about that host. Keys are 34-byte block addresses. One index object
     speaks for one host (`node`, `incarnation`); thread-safe. Nothing here raises for a slow or absent server: lookups
     answer "nowhere", updates are kept in a bounded set that collapses to "publish the inventory again"
-    (`needs_publish`).
+    (`needs_publish`). An index whose host has registered again tells nothing more.
     """
 
-    node: int
-    incarnation: int
+    @property
+    def node(self) -> int:
+        """Number of the host that this index speaks for."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Its life."""
+        ...
 
     def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]]:
-        """Live replicas of each key, this host's own included, in one round trip."""
+        """Live replicas of each key, this host's own included, at most `MAX_REPLICAS`, in one round trip."""
+        ...
+
+    def others(self) -> bool:
+        """Whether the fleet has another live host; without one a lookup can find nothing new. No round trip."""
+        ...
+
+    def nodes(self) -> list[Node]:
+        """The node table as last seen, this host included; no round trip."""
         ...
 
     def add(self, keys: Sequence[bytes], tier: int, nbytes: Sequence[int]) -> None:
@@ -49,15 +107,19 @@ class Index(Protocol):
         ...
 
     def publish(self, inventory: Iterable[tuple[bytes, int, int]]) -> None:
-        """Add everything this host holds, as (key, tier, nbytes); clears `needs_publish`."""
+        """Tell everything this host holds, as (key, tier, nbytes), in the caller's thread.
+
+        Clears `needs_publish`, unless the server went away before the end. A key that is discarded meanwhile is not
+        told, so an inventory read lazily from a living table is safe. Not for a thread that must not wait.
+        """
         ...
 
     def forget(self, node: int) -> None:
-        """Drop a node from the node table: its entries are dead from now on."""
+        """Drop a node from the node table: its entries are dead until it is heard of again."""
         ...
 
     def needs_publish(self) -> bool:
-        """Whether updates were lost, so that `publish` is due."""
+        """Whether `publish` is due: updates were lost, or nothing was told in this life yet."""
         ...
 
     def flush(self, timeout: float) -> bool:
@@ -69,5 +131,5 @@ class Index(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop telling; idempotent."""
+        """Stop telling; idempotent. What is still queued is lost: `flush` first."""
         ...

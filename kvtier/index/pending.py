@@ -1,0 +1,108 @@
+"""Updates that are not told yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from itertools import islice
+
+Updates = dict[bytes, bytes]
+"""Key -> body of this host's entry, or `DISCARD`."""
+
+DISCARD = b""
+
+
+class Pending:
+    """A bounded set of updates in which a key's last word wins. Thread-safe.
+
+    What `take` hands out stays in flight until `done` or `put_back`. Over its bound the set drops everything that is
+    not in flight: then only publishing the whole inventory helps.
+
+    Attributes:
+        dropped: updates dropped at the bound.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Take the largest number of keys to keep."""
+        self.dropped = 0
+        self._limit = limit
+        self._updates: Updates = {}
+        self._flying = 0
+        self._nudged = False
+        self._flushing = 0
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._updates) + self._flying
+
+    def update(self, updates: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Queue; False when the bound was passed and everything was dropped."""
+        with self._changed:
+            self._updates.update(updates)
+            self._changed.notify_all()
+            return self._within_bound()
+
+    def take(self, count: int) -> Updates:
+        """Hand out up to `count` updates, oldest first; they are in flight now."""
+        with self._changed:
+            keys = list(islice(self._updates, count))
+            batch = {key: self._updates.pop(key) for key in keys}
+            self._flying += len(batch)
+            return batch
+
+    def done(self, batch: Updates) -> None:
+        """These were told."""
+        with self._changed:
+            self._flying -= len(batch)
+            self._changed.notify_all()
+
+    def put_back(self, batch: Updates) -> bool:
+        """These were not told: queue them again, behind newer words of the same keys; answers like `update`."""
+        with self._changed:
+            self._flying -= len(batch)
+            self._updates = batch | self._updates
+            return self._within_bound()
+
+    def clear(self) -> None:
+        """Drop everything that is not in flight."""
+        with self._changed:
+            self._updates.clear()
+            self._changed.notify_all()
+
+    def nudge(self) -> None:
+        """End a `wait_for_work` now."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify_all()
+
+    def wait_for_work(self, timeout: float, *, batch: int, linger: float, idle: bool = False) -> None:
+        """Return when a batch is full, `linger` seconds after the first update, on a nudge, or after `timeout`.
+
+        With `idle`, updates are no reason to return.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._nudged or (self._updates and not idle), timeout)
+            if not self._nudged and self._updates and not idle:
+                self._changed.wait_for(
+                    lambda: self._nudged or self._flushing or len(self._updates) >= batch, min(linger, timeout)
+                )
+            self._nudged = False
+
+    def wait_empty(self, timeout: float) -> bool:
+        """Wait until everything is told, without lingering; False when it was not in time or was dropped."""
+        with self._changed:
+            before = self.dropped
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not len(self), timeout) and self.dropped == before
+            finally:
+                self._flushing -= 1
+
+    def _within_bound(self) -> bool:
+        if len(self._updates) <= self._limit:
+            return True
+        self.dropped += len(self._updates)
+        self._updates.clear()
+        self._changed.notify_all()
+        return False

@@ -1,0 +1,99 @@
+"""The lookup side of the Redis index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from redis import Redis, RedisError
+
+from kvtier.index.base import Life, Node, Replica
+from kvtier.index.breaker import Breaker
+from kvtier.index.entry import LiveReplicas
+
+FAULTS = (RedisError, OSError)
+NEWCOMERS_LIMIT = 1024
+
+
+class Reader:
+    """Looks blocks up, against the node table that it was last shown. `match` runs in any thread.
+
+    Attributes:
+        breaker: open while Redis does not answer in time.
+        lookups: calls of `match`.
+        round_trips: those that asked Redis.
+        errors: those that got no answer.
+        fault: the last error.
+    """
+
+    def __init__(self, client: Redis, breaker: Breaker, wake: Callable[[], None], own: Life) -> None:
+        """Take a client with a short time-out, what wakes the background thread, and whom it reads for."""
+        self.breaker = breaker
+        self.lookups = self.round_trips = self.errors = 0
+        self.fault = ""
+        self.look = True
+        """Whether the node table should be looked at soon."""
+        self._client = client
+        self._wake = wake
+        self._newcomers: set[tuple[int, int]] = set()
+        self._nodes: list[Node] = []
+        self._replicas = LiveReplicas({own.node: own.incarnation}, self._newcomer)
+
+    @property
+    def live(self) -> dict[int, int]:
+        """Incarnation of each live node."""
+        return self._replicas.live
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The node table as last shown."""
+        return self._nodes
+
+    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]]:
+        """Live replicas of each key, by one round trip; nowhere when there is no answer in time."""
+        self.lookups += 1
+        if not keys or not self.breaker.closed:
+            return [()] * len(keys)
+        self.round_trips += 1
+        try:
+            values = cast("list[bytes | None]", self._client.mget(keys))
+        except FAULTS as exc:
+            self._failed(exc)
+            return [()] * len(keys)
+        self.breaker.succeeded()
+        replicas = self._replicas
+        return [replicas[value] for value in values]
+
+    def probe(self) -> None:
+        """Ask whether lookups may go on; in the background."""
+        try:
+            self._client.ping()
+        except FAULTS as exc:
+            self._failed(exc)
+        else:
+            self.breaker.succeeded()
+
+    def show(self, nodes: list[Node], own: Life | None) -> None:
+        """Take a new node table; `own` is live whatever it says."""
+        live = {node.node: node.incarnation for node in nodes if node.alive}
+        if own:
+            live[own.node] = own.incarnation
+        self._nodes = nodes
+        if live != self._replicas.live:
+            self._replicas = LiveReplicas(live, self._newcomer)
+
+    def _failed(self, exc: Exception) -> None:
+        self.errors += 1
+        self.fault = f"lookup: {exc}"
+        self.breaker.failed()
+        self._wake()
+
+    def _newcomer(self, node: int, incarnation: int) -> None:
+        """A value names a life that the table does not know: look, once for each such life."""
+        if (node, incarnation) in self._newcomers:
+            return
+        if len(self._newcomers) >= NEWCOMERS_LIMIT:
+            self._newcomers.clear()
+        self._newcomers.add((node, incarnation))
+        self.look = True
+        self._wake()
