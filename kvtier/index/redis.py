@@ -153,6 +153,7 @@ class RedisIndex:
 
     def _run(self) -> None:
         options, reader, writer = self._options, self._reader, self._writer
+        reader.probe()  # so that the first lookup finds a connection
         while not self._closed:
             self.step()
             away = not writer.breaker.closed
