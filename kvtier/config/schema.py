@@ -1,0 +1,195 @@
+"""What a kvtier.toml may say."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from kvtier.config.units import Duration, Size
+from kvtier.errors import ConfigError
+
+SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
+"""Bytes that the path of a Unix socket may have."""
+GiB = 1 << 30
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Part = Annotated[float, Meta(gt=0.0, le=1.0)]
+
+
+def _default_run_dir() -> str:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return str(Path(runtime, "kvtier") if runtime else Path(tempfile.gettempdir(), f"kvtier-{os.getuid()}"))
+
+
+def _default_arena_dir() -> str:
+    shared = Path("/dev/shm")  # noqa: S108
+    parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return str(parent / (f"kvtier-{os.getuid()}" if parent == shared else f"kvtier-arena-{os.getuid()}"))
+
+
+def _default_cpu_capacity() -> Size:
+    import psutil
+
+    return Size(min(4 * GiB, psutil.virtual_memory().available // 4) >> 20 << 20)
+
+
+def _default_nvme_path() -> str:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return str((Path(cache) if cache else Path.home() / ".cache") / "kvtier" / "nvme")
+
+
+class CpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The arena: memory that every engine of the host maps."""
+
+    capacity: Annotated[
+        Size, Meta(description="Memory of the CPU tier. Default: a quarter of what is available, at most 4GiB.")
+    ] = field(default_factory=_default_cpu_capacity)
+    high: Annotated[Part, Meta(description="Part in use above which old blocks move down to NVMe.")] = 0.9
+    low: Annotated[Part, Meta(description="Part in use at which moving down stops.")] = 0.8
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1 << 20:
+            raise ConfigError(f"cpu.capacity is {self.capacity}; set at least 1MiB")
+        if not self.low <= self.high:
+            raise ConfigError(f"cpu.low is {self.low}; set it to at most cpu.high ({self.high})")
+
+
+class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tier on disk."""
+
+    capacity: Annotated[Size, Meta(description="Disk space of the NVMe tier, taken at once; 0 for none.")] = Size(
+        8 * GiB
+    )
+    path: Annotated[
+        str,
+        Meta(description="Folder of its file. Default: kvtier/nvme in $XDG_CACHE_HOME, else in ~/.cache."),
+    ] = field(default_factory=_default_nvme_path)
+    region_size: Annotated[
+        Size, Meta(description="Unit in which it writes and evicts; lowered to an eighth of the capacity.")
+    ] = Size(257 << 20)
+
+
+class GpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tier in GPU memory."""
+
+    capacity: Annotated[Size, Meta(description="GPU memory of the tier; 0 for none.")] = Size(2 * GiB)
+    device: Annotated[
+        str,
+        Meta(
+            description='"auto": the first CUDA device, none where there is no CUDA; "cuda:N"; '
+            '"cpu": an emulation in host memory, shown as gpu(host); "off".'
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|off|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f'gpu.device is {self.device!r}; set it to "auto", "cuda:0", "cpu" or "off"')
+
+
+class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where hosts tell which blocks they have."""
+
+    url: Annotated[
+        str,
+        Meta(
+            description='"embedded": a Redis server that `kvtier up` starts; "local": none, for a single host; or '
+            "redis://[user@]host:port/db, rediss://... (TLS), unix:///path."
+        ),
+    ] = "embedded"
+    password_file: Annotated[
+        str, Meta(description="File that holds the Redis password; else $KVTIER_REDIS_PASSWORD is used.")
+    ] = ""
+
+    def __post_init__(self) -> None:
+        if re.search(r"//[^/@]*:[^/@]*@|[?&]password=", self.url):
+            raise ConfigError(
+                "index.url carries a password: take it out, and set index.password_file to a file that holds it, "
+                "or $KVTIER_REDIS_PASSWORD"
+            )
+        if self.url not in ("embedded", "local") and not re.match(r"(rediss?|unix)://", self.url):
+            raise ConfigError(
+                f'index.url is {self.url!r}; set it to "embedded", "local", or a URL that begins with redis://, '
+                "rediss:// or unix://"
+            )
+
+
+class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The Ray cluster that runs kvtier's processes."""
+
+    address: Annotated[
+        str,
+        Meta(description='host:port of a running Ray cluster to use; "" to start one for kvtier alone.'),
+    ] = ""
+    port: Annotated[Port, Meta(description="Port of the Ray head that kvtier starts; 0 for any free one.")] = 0
+
+
+class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The Prometheus exporter of each host."""
+
+    host: Annotated[str, Meta(description="Address that it listens on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Its port; 0 for any free one (`kvtier status` shows it).")] = 9400
+
+
+class ClientConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long an engine waits for its host before it goes on without."""
+
+    connect_timeout: Annotated[Duration, Meta(description="To attach to the host.")] = Duration(5.0)
+    call_timeout: Annotated[Duration, Meta(description="For one call; then it counts as a miss.")] = Duration(1.0)
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "call_timeout"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f'client.{name} is 0; set a time, like "1s"')
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    run_dir: Annotated[
+        str,
+        Meta(
+            description="Folder of socket, state file and secrets; mode 0700. Default: $XDG_RUNTIME_DIR/kvtier, else "
+            "kvtier-UID in the temporary folder."
+        ),
+    ] = field(default_factory=_default_run_dir)
+    arena_dir: Annotated[
+        str,
+        Meta(
+            description="Folder of the shared memory. Default: /dev/shm/kvtier-UID; a folder in the temporary folder "
+            "where there is no /dev/shm."
+        ),
+    ] = field(default_factory=_default_arena_dir)
+    access: Annotated[
+        Literal["user", "group"],
+        Meta(description="Whose engines may map the arena: this user's, or those of the folder's group (\"group\")."),
+    ] = "user"
+    cpu: CpuConfig = field(default_factory=CpuConfig)
+    nvme: NvmeConfig = field(default_factory=NvmeConfig)
+    gpu: GpuConfig = field(default_factory=GpuConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+
+    def __post_init__(self) -> None:
+        size = len(os.fsencode(self.socket))
+        if size > SOCKET_PATH_LIMIT:
+            raise ConfigError(
+                f"run_dir {self.run_dir} is too long: a Unix socket's path has at most {SOCKET_PATH_LIMIT} bytes, "
+                f"{self.socket} has {size}; set run_dir to a shorter folder"
+            )
+
+    @property
+    def socket(self) -> Path:
+        """The host's door."""
+        return Path(self.run_dir).expanduser() / "door.sock"
+
+    @property
+    def mode(self) -> int:
+        """Of the arena's files and the socket."""
+        return 0o660 if self.access == "group" else 0o600
