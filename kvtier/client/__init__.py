@@ -1,0 +1,18 @@
+"""What an engine talks to.
+
+    cache      Cache: a host's kvtier, from `connect()` or `open()`
+    space      Space: one keyspace of it: match, save, prefetch, move
+    hit        Hit: a leased prefix; load
+    save       the background that encodes and commits
+    scope      what these share: keyspace, codec, session
+    headers    proof that a slot holds the block that was asked for
+    session    Session: what lies below, three ways: in process (local), same host (door), another host
+
+An engine's thread pays for one control call and one decode: `match` asks the host once and gets slots; `load` decodes
+straight from the mapped arena into the caller's tensors; then generations are compared, which proves that no slot was
+granted again while it was read. `save` returns at once: blocks are encoded into reserved slots on a thread of the
+client, and become visible with `commit`.
+
+Nothing here fails a request. A host that is gone, slow or restarted is a miss with a reason in `Cache.counters`; what
+raises is the caller's own bug (`UsageError`) or KV that cannot be stored (`UnsupportedKV`, `KVMismatch`).
+"""

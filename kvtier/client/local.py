@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,10 @@ class LocalSession:
     def reserve(self, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
         """See `Session`."""
         return self._hierarchy.reserve(self._number, keys, nbytes, start)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """See `Session`."""
+        return nullcontext()
 
     def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
         """See `Session`."""

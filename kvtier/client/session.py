@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +65,13 @@ class Session(Protocol):
         """
         ...
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Say that slots may be written into while the context lasts, from `reserve` to `commit`.
+
+        A session that was cut off meanwhile keeps those slots quarantined until the context is left.
+        """
+        ...
+
     def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
         """Make reserved blocks visible; what is not written is given back.
 
@@ -86,7 +94,7 @@ class Session(Protocol):
         ...
 
     def prefetch(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
-        """Bring a chain's blocks up to `tier` in the background, copies elsewhere stay; how many are there at the end."""
+        """Bring a chain's blocks up to `tier` in the background, leaving copies; how many are there at the end."""
         ...
 
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:

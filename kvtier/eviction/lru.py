@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-
 ABSENT = np.iinfo(np.int64).max
 """Stamp of a row that is not in the tier: younger than all."""
 

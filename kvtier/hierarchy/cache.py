@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,16 @@ class Look:
 
 
 class Hierarchy:
-    """The tiers of one host and everything that moves blocks between them. Thread-safe; never waits for I/O."""
+    """The tiers of one host and everything that moves blocks between them. Thread-safe; never waits for I/O.
+
+    Args:
+        arena: memory of the CPU tier.
+        tiers: the other tiers.
+        index: where blocks are published.
+        limits: see `Limits`.
+        clock: seconds since the epoch.
+        writer_gone: whether a cut-off session is known to write no more.
+    """
 
     def __init__(
         self,
@@ -79,15 +89,6 @@ class Hierarchy:
         clock: Clock = time.time,
         writer_gone: Callable[[int], bool] = lambda _session: True,
     ) -> None:
-        """
-        Args:
-            arena: memory of the CPU tier.
-            tiers: the other tiers.
-            index: where blocks are published.
-            limits: see `Limits`.
-            clock: seconds since the epoch.
-            writer_gone: whether a cut-off session is known to write no more.
-        """
         self.arena = arena
         self.limits = limits or Limits.of(arena.capacity)
         self.state = State(CpuTier(arena), tiers, index, clock)
@@ -132,10 +133,8 @@ class Hierarchy:
         if look.staging is not None and wait > 0:
             self.release(look.matched.lease)
             staging = look.staging
-            try:
+            with suppress(TimeoutError):
                 staging.done.result(wait)
-            except TimeoutError:
-                pass
             look = self.look(session, keys, staging.origin)
         return self.settle(look)
 
@@ -244,8 +243,8 @@ class Hierarchy:
                 booked.nbytes.append(size)
                 booked.positions.append(i)
             ticket = state.ledger.reserve(booked) if booked.keys else 0
-        if reason or state.cpu.pool.used > self.limits.high * state.cpu.pool.capacity:
-            self.mover.kick()
+        if reason == "pressure" or state.cpu.pool.used > self.limits.high * state.cpu.pool.capacity:
+            self.mover.kick(short=kept + sum(map(slot_nbytes, nbytes)) if reason == "pressure" else 0)
         return Reserved(ticket, grants, reason)
 
     def commit(self, session: int, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
@@ -278,8 +277,8 @@ class Hierarchy:
                 visible[i] = True
                 state.stats.stored += 1
                 state.stats.stored_nbytes += size
-            chain = [row for key in booked.asked if (row := state.row(key)) is not None]
-            here = [row for row in chain if state.table.has(row, TierNumber.CPU)]
+            known = [state.table.rows[key] for key in booked.asked if key in state.table.rows]
+            here = [row for row in known if state.table.has(row, TierNumber.CPU)]
             state.policies[TierNumber.CPU].touch(here)
             if seconds:
                 state.stats.observe("save", seconds)
@@ -290,9 +289,8 @@ class Hierarchy:
         state = self.state
         with state.lock:
             state.stats.faults[why] += len(keys)
-            rows = [row for key in keys if (row := state.row(key)) is not None]
             gone = [key for key in keys if state.row(key) is not None]
-            for row in rows:
+            for row in [state.table.rows[key] for key in gone]:
                 for tier in TierNumber:
                     state.leave(row, tier, why)
         self.mover.forget(gone)
@@ -310,21 +308,21 @@ class Hierarchy:
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
         """See `Session.inspect`."""
         state, table = self.state, self.state.table
+
+        def describe(row: int) -> dict[str, Any]:
+            return {
+                "tiers": [self._name(tier) for tier in TierNumber if table.has(row, tier)],
+                "nbytes": int(table.nbytes[row]),
+                "codec": int(table.codec[row]),
+                "created": float(table.created[row]),
+                "last_access": float(table.used[row]),
+                "hits": int(table.hits[row]),
+                "leased": table.has(row, TierNumber.CPU) and state.pinned(row),
+            }
+
         with state.lock:
-            return [
-                None
-                if (row := state.row(key)) is None
-                else {
-                    "tiers": [tier.name.lower() for tier in TierNumber if table.has(row, tier)],
-                    "nbytes": int(table.nbytes[row]),
-                    "codec": int(table.codec[row]),
-                    "created": float(table.created[row]),
-                    "last_access": float(table.used[row]),
-                    "hits": int(table.hits[row]),
-                    "leased": table.has(row, TierNumber.CPU) and state.pinned(row),
-                }
-                for key in keys
-            ]
+            rows = map(state.row, keys)
+            return [None if row is None else describe(row) for row in rows]
 
     def status(self) -> dict[str, Any]:
         """Tiers, counters, sessions and index of this host, as plain values."""

@@ -69,7 +69,9 @@ class Ledger:
         try:
             return self.sessions[session]
         except KeyError:
-            raise SessionUnavailable(f"session {session} is not attached to this host (it may have restarted)") from None
+            raise SessionUnavailable(
+                f"session {session} is not attached to this host (it may have restarted)"
+            ) from None
 
     def lease(self, session: int, offsets: NDArray[np.int64], nbytes: int) -> int:
         """Book a lease; returns its number."""

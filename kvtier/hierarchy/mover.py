@@ -23,21 +23,22 @@ ONLY_GPU = 1 << TierNumber.GPU
 
 
 class Mover:
-    """Moves blocks between tiers on its own threads."""
+    """Moves blocks between tiers on its own threads.
+
+    Args:
+        state: what it works on.
+        high: part of the CPU tier that may be in use before old blocks are moved down.
+        low: part of the CPU tier that is in use afterwards.
+    """
 
     def __init__(self, state: State, *, high: float, low: float) -> None:
-        """
-        Args:
-            state: what it works on.
-            high: part of the CPU tier that may be in use before old blocks are moved down.
-            low: part of the CPU tier that is in use afterwards.
-        """
         self._state = state
         self._high, self._low = high, low
         self.stager = Stager(state, self.demote)
         self._worker = ThreadPoolExecutor(1, "kvtier-move")
         self._closing = threading.Event()
         self._kicked = threading.Event()
+        self._short = 0
         self._promotions = 0
         self._chores: Sequence[Callable[[], None]] = ()
         self._keeper = threading.Thread(target=self._keep, name="kvtier-keep", daemon=True)
@@ -56,8 +57,9 @@ class Mover:
         if self._keeper.is_alive():
             self._keeper.join()
 
-    def kick(self) -> None:
-        """Look at the watermarks now."""
+    def kick(self, *, short: int = 0) -> None:
+        """Look at the watermarks now; `short`: somebody was refused this many bytes, which the next one may want."""
+        self._short = max(self._short, short)
         self._kicked.set()
 
     def demote(self, rows: Sequence[int]) -> int:
@@ -180,10 +182,14 @@ class Mover:
                 chore()
 
     def _relieve(self) -> None:
-        """Move old blocks down until the CPU tier is below its low watermark again."""
+        """Move old blocks down until the CPU tier is below its low watermark, and has what was refused."""
         state, pool = self._state, self._state.cpu.pool
-        while not self._closing.is_set() and pool.used > self._high * pool.capacity:
-            need = min(int(pool.used - self._low * pool.capacity), transfer.BATCH_NBYTES)
+        short, self._short = min(self._short, pool.capacity // 2), 0
+        if not short and pool.used <= self._high * pool.capacity:
+            return
+        target = min(int(self._low * pool.capacity), pool.capacity - short)
+        while not self._closing.is_set() and pool.used > target:
+            need = min(pool.used - target, transfer.BATCH_NBYTES)
             with state.lock:
                 rows = state.policies[TierNumber.CPU].victims(need, state.pinned)
             if not rows or not self.demote(rows):

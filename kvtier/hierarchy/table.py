@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +53,8 @@ class BlockTable:
     def prefix(self, keys: Sequence[bytes]) -> NDArray[np.int64]:
         """Rows of the longest prefix of `keys` that is known."""
         rows = list(map(self.rows.get, keys))
-        try:
+        with suppress(ValueError):
             del rows[rows.index(None) :]
-        except ValueError:
-            pass
         return np.array(rows, np.int64)
 
     def add(self, key: bytes, nbytes: int, parent: int, now: float) -> int:

@@ -5,15 +5,16 @@
     lock        file locks that fall when their process dies
     pinning     page-locking for CUDA
 
-The arena is bytes only; the pool is arithmetic only. The hierarchy joins them: it is the only one that grants slots, and
-so the only one that writes the arena's tables. A slot is a multiple of 4 KiB, begins on a 4 KiB page and is named by its
-offset. Two tables hold one word for each page of the arena and are indexed by a slot's first page:
+The arena is bytes only; the pool is arithmetic only. The hierarchy joins them: it is the only one that grants slots,
+and so the only one that writes the arena's tables. A slot is a multiple of 4 KiB, begins on a 4 KiB page and is named
+by its offset. Two tables hold one word for each page of the arena:
 
-    generations   moves on each time the slot is granted again; a reader compares it after its copy
-    writers       number of the session that may be writing into the slot, 0 for none; it is in the file, so that it
-                  outlives the process that grants
+    generations   at a slot's first page: moves on each time the slot is granted again; a reader compares it after its
+                  copy
+    writers       number of the session that may be writing there, 0 for none; it is in the file, so that it outlives
+                  the process that grants
 
 Several models share one arena without fragmenting it because the pool cuts segments, each for one size class, and takes
-a segment back whole. Classes are exact sizes, not powers of two: a model's blocks all have one size, so nothing is lost to
-rounding, and there are only as many classes as there are models and plans.
+a segment back whole. Classes are exact sizes, not powers of two: a model's blocks all have one size, so nothing is lost
+to rounding, and there are only as many classes as there are models and plans.
 """

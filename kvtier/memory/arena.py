@@ -57,10 +57,10 @@ class Arena:
 
     def payload(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of one slot."""
-        return memoryview(self.memory[offset : offset + nbytes])  # type: ignore[arg-type]
+        return self.memory[offset : offset + nbytes].data
 
     def close(self, *, remove: bool = False) -> None:
-        """Let go of the owner's lock, and with `remove` delete the files; mappings live as long as they are referred to."""
+        """Let go of the owner's lock, and with `remove` delete the files; mappings live on."""
         if remove and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         if self.lock is not None:
@@ -104,7 +104,7 @@ class Arena:
         except BaseException:
             lock.close()
             raise
-        _, _, epoch = _HEAD.unpack_from(tables)
+        _, _, epoch = _HEAD.unpack_from(tables.data)
         tables[: _HEAD.size] = np.frombuffer(_HEAD.pack(_MAGIC, size, epoch + 1), np.uint8)
         generations, writers = _tables(tables, size)
         generations += np.uint32(1)
@@ -183,9 +183,9 @@ def _create(folder: Path, size: int, mode: int) -> None:
 
 def _too_small(folder: Path, size: int, free: int) -> str:
     return (
-        f"{folder} has {free / 2**20:,.0f} MiB free, the arena needs {size / 2**20:,.0f} MiB: set cpu.capacity to at most "
-        f"{max(0, int(free * 0.9)) // 2**20}MiB, enlarge the file system (in a container: the size of /dev/shm), or set "
-        "arena_dir to a folder with more room"
+        f"{folder} has {free >> 20:,} MiB free, the arena needs {size >> 20:,} MiB: set cpu.capacity to at most "
+        f"{free // 10 * 9 >> 20}MiB, enlarge the file system (in a container: the size of /dev/shm), or set arena_dir "
+        "to a folder with more room"
     )
 
 

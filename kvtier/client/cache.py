@@ -1,0 +1,113 @@
+"""A host's kvtier, as one engine sees it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from kvtier.client.headers import Headers
+from kvtier.client.save import Saver
+from kvtier.client.scope import Scope
+from kvtier.client.session import Session
+from kvtier.client.space import Space
+from kvtier.codecs.plan import canonical_plan
+from kvtier.codecs.registry import codec_for
+from kvtier.errors import ConfigError, SessionError
+from kvtier.keys import Keyspace
+from kvtier.spec import KVSpec
+
+
+class Cache:
+    """One session with a host; made by `kvtier.connect` or `kvtier.open`. Thread-safe.
+
+    Args:
+        session: with the host.
+        threads: how many threads decode one load.
+        closing: what else `close` closes, in order.
+
+    Attributes:
+        session: what lies below.
+        counters: what went wrong on this client's side, by reason; a plain counter that metrics may read.
+    """
+
+    def __init__(self, session: Session, *, threads: int = 1, closing: Sequence[Callable[[], None]] = ()) -> None:
+        self.session = session
+        self.counters: Counter[str] = Counter()
+        self._threads = threads
+        self._closing = closing
+        self._saver = Saver()
+        self._spaces: list[Space] = []
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def keyspace(
+        self,
+        spec: KVSpec,
+        *,
+        model: str,
+        revision: str,
+        plan: str = "raw",
+        rank: int = 0,
+        overrides: Mapping[str, str] | None = None,
+        **parts: Any,
+    ) -> Space:
+        """Open the family of blocks that is shared by all engines which give the same answers here.
+
+        Args:
+            spec: shape of the KV.
+            model: model name.
+            revision: weights revision; other weights must have another one.
+            plan: precision plan, by name ("raw", "int8") or canonical text.
+            rank: this engine's tensor-parallel rank.
+            overrides: whatever else changes the KV: RoPE scaling, config overrides.
+            **parts: the other fields of `Keyspace`: `tenant`, `layout`, `kv_scales`, `tp_size`, `adapter`,
+                `adapter_digest`, `recipe`.
+
+        Raises:
+            ConfigError: no such plan, or parts that do not fit together.
+        """
+        keyspace = Keyspace(spec, model, revision, canonical_plan(plan), overrides=overrides or {}, **parts)
+        if not 0 <= rank < keyspace.tp_size:
+            raise ConfigError(f"rank {rank} is not one of the {keyspace.tp_size} tensor-parallel ranks (tp_size)")
+        codec = codec_for(keyspace.plan)
+        headers = Headers(keyspace, codec, rank)
+        scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads)
+        space = Space(scope, rank=rank, saver=self._saver)
+        self._spaces.append(space)
+        return space
+
+    def inspect(self, token_ids: Any) -> list[dict[str, Any]]:
+        """What the host knows of a sequence's blocks, in every keyspace opened through this cache.
+
+        Returns:
+            One dictionary a stored block: what `Space.inspect` says, with `model`, `plan` and `position`.
+        """
+        return [
+            {"model": space.keyspace.model, "plan": space.keyspace.plan, "position": position, **block}
+            for space in self._spaces
+            for position, block in enumerate(space.inspect(token_ids))
+            if block is not None
+        ]
+
+    def status(self) -> dict[str, Any]:
+        """The host's status, with this client's counters as `client`; only those when the host does not answer."""
+        try:
+            status = self.session.status()
+        except SessionError as exc:
+            return {"error": str(exc), "client": dict(self.counters)}
+        return status | {"client": dict(self.counters)}
+
+    def close(self) -> None:
+        """Finish the saves that are queued, then end the session; idempotent."""
+        self._saver.close()
+        self.session.close()
+        for close in self._closing:
+            close()

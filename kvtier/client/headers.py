@@ -1,0 +1,68 @@
+"""Proof that a slot holds the block that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.block import FIXED, KEY_NBYTES, BlockHeader, header_nbytes
+from kvtier.codecs.base import Codec
+from kvtier.keys import Keyspace
+
+_WORDS = 14
+"""64-bit words of a header's fixed part."""
+_POSITION, _BODY, _CHECKSUM, _KEY = 2, 3, 4, slice(5, 9)
+"""Words that differ from block to block: position (upper half), body bytes, checksum, key."""
+
+
+class Headers:
+    """Makes and checks the headers of one keyspace, many at a time."""
+
+    def __init__(self, keyspace: Keyspace, codec: Codec, rank: int) -> None:
+        self._keyspace, self._codec, self._rank = keyspace, codec, rank
+        self.nbytes = header_nbytes(codec.plan)
+        template = self.make(bytes(KEY_NBYTES), 0, 0)
+        self._fixed = np.frombuffer(template[: FIXED.size], np.uint64)
+        self._plan = np.frombuffer(template[FIXED.size : -8], np.uint64)
+
+    def body_nbytes(self, position: int) -> int:
+        """Body bytes of the block at this position."""
+        return self._codec.nbytes(self._keyspace.spec, position)
+
+    def payload_nbytes(self, position: int) -> int:
+        """Header and body bytes of the block at this position."""
+        return self.nbytes + self.body_nbytes(position)
+
+    def make(self, key: bytes, position: int, checksum: int) -> bytes:
+        """The header of one block."""
+        return BlockHeader(
+            key,
+            self._rank,
+            position,
+            self._keyspace.spec.block_tokens,
+            self._codec.number,
+            self._codec.plan,
+            self._keyspace.spec.digest,
+            self.body_nbytes(position),
+            checksum,
+        ).pack()
+
+    def matching(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], addresses: Sequence[bytes]) -> int:
+        """How many of the first slots hold the block of that address, from the first block of a chain on.
+
+        Everything but the checksums is compared: all of it is known before.
+        """
+        count = len(offsets)
+        words = memory.view(np.uint64)[(offsets // 8)[:, None] + np.arange(self.nbytes // 8)]
+        expected = np.tile(self._fixed, (count, 1))
+        positions = np.arange(count, dtype=np.uint64)
+        expected[:, _POSITION] |= positions << np.uint64(32)
+        if count > 1:
+            expected[1:, _BODY] = self.body_nbytes(1)
+        packed = np.frombuffer(b"".join(addresses[:count]), np.uint8).reshape(count, -1)
+        expected[:, _KEY] = np.ascontiguousarray(packed[:, :KEY_NBYTES]).view(np.uint64)
+        words[:, _CHECKSUM] = expected[:, _CHECKSUM]
+        same = (words[:, :_WORDS] == expected).all(axis=1) & (words[:, _WORDS:-1] == self._plan).all(axis=1)
+        return count if same.all() else int(np.argmin(same))

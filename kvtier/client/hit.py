@@ -1,0 +1,140 @@
+"""A leased prefix."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kvtier.block import PAGE
+from kvtier.client.scope import Chain, Scope
+from kvtier.codecs.view import KVView
+from kvtier.errors import ClosedError
+from kvtier.hierarchy.answers import Matched
+from kvtier.tiers.base import TierNumber
+
+CHECKSUM_WORD = slice(32, 40)
+"""Where a header has the checksum of the body."""
+
+
+class Hit:
+    """The longest stored prefix of a sequence, pinned until `close`; made by `Space.match`.
+
+    Attributes:
+        tokens: tokens that can be loaded.
+        staging: further tokens that are on their way into the arena.
+        verified: tokens that the last `load` returned; 0 before.
+    """
+
+    def __init__(self, scope: Scope, chain: Chain, matched: Matched, epoch: int) -> None:
+        self._scope, self._chain, self._matched, self._epoch = scope, chain, matched, epoch
+        self._slots = matched.slots
+        self._closed = False
+        self._seconds = 0.0
+        self.tokens = len(self._slots) * scope.keyspace.spec.block_tokens
+        self.staging = matched.staging * scope.keyspace.spec.block_tokens
+        self.verified = 0
+
+    def __enter__(self) -> Hit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Tokens by the tier that served them."""
+        numbers, counts = np.unique(self._matched.tiers, return_counts=True)
+        step = self._scope.keyspace.spec.block_tokens
+        return {TierNumber(int(n)).name.lower(): int(c) * step for n, c in zip(numbers, counts, strict=True)}
+
+    def close(self) -> None:
+        """Give the lease back; idempotent."""
+        if not self._closed:
+            self._closed = True
+            if self._matched.lease and self._epoch == self._scope.session.epoch:
+                self._scope.session.release(self._matched.lease, self._seconds)
+
+    def load(self, kv: Any, *, layers: range | None = None, verify: bool = False) -> int:
+        """Decode the leased blocks into the caller's tensors, from token 0 on.
+
+        Args:
+            kv: where to: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or one (k, v) pair a layer,
+                `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer). When it has room for fewer
+                tokens than were leased, only whole blocks that fit are loaded.
+            layers: only these layers; all of them unless given.
+            verify: check the checksum of every block first.
+
+        Returns:
+            How many tokens are verified, a multiple of the block size; `kv` beyond them is undefined.
+
+        Raises:
+            KVMismatch: `kv` is not of the keyspace's spec, or read-only.
+            ClosedError: the hit is closed.
+        """
+        if self._closed:
+            raise ClosedError("this hit is closed; load inside its `with` block")
+        began = time.perf_counter()
+        scope, session = self._scope, self._scope.session
+        spec = scope.keyspace.spec
+        view = KVView.of(kv, spec)
+        view.require_writable()
+        count = min(len(self._slots), view.tokens // spec.block_tokens)
+        if self._epoch != session.epoch:
+            count = 0
+        offsets = self._slots["offset"][:count].astype(np.int64)
+        memory = session.readable()
+        good = self._genuine(memory, offsets, verify=verify)
+        self._decode(view, memory, offsets[:good] + scope.headers.nbytes, layers or range(spec.layers))
+        good = self._still_own(offsets[:good])
+        self.verified = good * spec.block_tokens
+        self._seconds += time.perf_counter() - began
+        return self.verified
+
+    def _genuine(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], *, verify: bool) -> int:
+        """How many of the first slots hold what they should; the first that does not is reported."""
+        if not len(offsets):
+            return 0
+        scope, addresses = self._scope, self._chain.addresses
+        good = scope.headers.matching(memory, offsets, addresses)
+        why = "bad_header"
+        if verify:
+            for i in range(good):
+                start = int(offsets[i]) + scope.headers.nbytes
+                body = memory[start : start + scope.headers.body_nbytes(i)]
+                stored = memory[offsets[i] : offsets[i] + scope.headers.nbytes][CHECKSUM_WORD].view(np.uint64)[0]
+                if xxhash.xxh3_64_intdigest(body.data) != int(stored):
+                    good, why = i, "bad_checksum"
+                    break
+        if good < len(offsets) and self._still_own(offsets[: good + 1]) > good:
+            scope.session.condemn([addresses[good]], why)
+            scope.counters[why] += 1
+        return good
+
+    def _decode(self, view: KVView, memory: NDArray[np.uint8], bodies: NDArray[np.int64], layers: range) -> None:
+        scope = self._scope
+        spec = scope.keyspace.spec
+        tokens = np.arange(len(bodies), dtype=np.int64) * spec.block_tokens
+        parts = min(scope.threads, len(bodies))
+        if parts < 2:
+            scope.codec.decode(spec, memory, bodies, view, tokens, layers)
+            return
+        with ThreadPoolExecutor(parts) as threads:
+            cuts = zip(np.array_split(bodies, parts), np.array_split(tokens, parts), strict=True)
+            for done in [threads.submit(scope.codec.decode, spec, memory, b, view, t, layers) for b, t in cuts]:
+                done.result()
+
+    def _still_own(self, offsets: NDArray[np.int64]) -> int:
+        """How many of the first slots were ours all the time: their generation has not moved on."""
+        session = self._scope.session
+        if self._epoch != session.epoch:
+            return 0
+        same = session.generations()[offsets // PAGE] == self._slots["generation"][: len(offsets)]
+        return len(offsets) if same.all() else int(np.argmin(same))

@@ -1,0 +1,170 @@
+"""The background that encodes and commits."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import BoundedSemaphore
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kvtier.block import slot_nbytes
+from kvtier.client.hit import Hit
+from kvtier.client.scope import Chain, Scope
+from kvtier.codecs.view import KVView
+from kvtier.errors import ClosedError, KVMismatch, SessionError
+from kvtier.hierarchy.answers import GrantState
+
+WINDOW_NBYTES = 64 << 20
+"""Bytes reserved at once: what a client that dies can keep from others."""
+WINDOW_BLOCKS = 256
+PENDING = 16
+"""Saves that may wait; one more is refused, so that a slow host does not keep an engine's memory."""
+PIECE_NBYTES = 512 << 10
+"""Encoded and hashed while it is in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What became of a save.
+
+    Attributes:
+        blocks: blocks that are visible because of it.
+        present: blocks that were stored already, or are being stored by another.
+        refused: why the rest was not stored; empty when all was.
+    """
+
+    blocks: int
+    present: int
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveJob:
+    """One save: see `Space.save`."""
+
+    scope: Scope
+    chain: Chain
+    view: KVView
+    start: int
+    after: Hit | None
+
+    def problem(self) -> str:
+        """Why it must be refused; empty when it need not."""
+        if self.view.tokens < self.chain.tokens:
+            raise KVMismatch(
+                f"kv has {self.view.tokens} tokens for {self.chain.tokens} token ids; pass KV of all of them"
+            )
+        verified = self.after.verified if self.after is not None else 0
+        return "" if self.start == verified else "unverified"
+
+
+class Saver:
+    """Runs saves one after the other on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "kvtier-save")
+        self._room = BoundedSemaphore(PENDING)
+        self._closed = False
+
+    def submit(self, job: SaveJob) -> Future[Saved]:
+        """Queue a save; refused at once when it cannot be right or too many wait."""
+        if self._closed:
+            raise ClosedError("this cache is closed")
+        refused = job.problem()
+        if not refused and not self._room.acquire(blocking=False):
+            refused = "client_busy"
+        if refused:
+            job.scope.counters[f"save_{refused}"] += 1
+            future: Future[Saved] = Future()
+            future.set_result(Saved(0, 0, refused))
+            return future
+        future = self._thread.submit(_save, job)
+        future.add_done_callback(lambda _: self._room.release())
+        return future
+
+    def close(self) -> None:
+        """Finish what is queued."""
+        self._closed = True
+        self._thread.shutdown(wait=True)
+
+
+def _save(job: SaveJob) -> Saved:
+    blocks = present = 0
+    refused = ""
+    at = job.start // job.scope.keyspace.spec.block_tokens
+    step = max(1, min(WINDOW_BLOCKS, WINDOW_NBYTES // slot_nbytes(job.scope.headers.payload_nbytes(1))))
+    try:
+        while at < len(job.chain.addresses) and not refused:
+            window = _window(job, at, min(at + step, len(job.chain.addresses)))
+            blocks += window.blocks
+            present += window.present
+            at += window.passed
+            # What a session may reserve at once was too little for the window: the next one begins after it.
+            refused = "" if window.refused == "quota" and window.passed else window.refused
+    except SessionError as exc:
+        refused = type(exc).__name__
+    if refused:
+        job.scope.counters[f"save_{refused}"] += 1
+    return Saved(blocks, present, refused)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What became of one reservation: blocks made visible, blocks there already, keys not refused, and why not all."""
+
+    blocks: int
+    present: int
+    passed: int
+    refused: str
+
+
+def _window(job: SaveJob, first: int, last: int) -> _Window:
+    session, headers = job.scope.session, job.scope.headers
+    with session.writing():
+        began = time.perf_counter()
+        sizes = [headers.payload_nbytes(i) for i in range(first, last)]
+        reserved = session.reserve(job.chain.addresses[:last], sizes, first)
+        states = reserved.grants["state"]
+        granted = np.flatnonzero(states == GrantState.GRANTED).tolist()
+        passed = int((states != GrantState.REFUSED).sum())
+        written: list[int] = []
+        visible: list[bool] = []
+        if reserved.ticket:
+            try:
+                memory = session.writable()
+                for i in granted:
+                    if not _write(job, first + i, memory, int(reserved.grants["offset"][i])):
+                        break
+                    written.append(i)
+            finally:
+                visible = session.commit(reserved.ticket, written, time.perf_counter() - began)
+    refused = reserved.reason
+    if len(written) < len(granted):
+        refused = "bad_values"
+    elif not all(visible):
+        refused = "commit"
+    return _Window(sum(visible), passed - len(granted), passed, refused)
+
+
+def _write(job: SaveJob, position: int, memory: NDArray[np.uint8], offset: int) -> bool:
+    """Encode one block into its slot and put its header in front; False when the plan cannot represent it."""
+    scope = job.scope
+    spec, codec = scope.keyspace.spec, scope.codec
+    body = offset + scope.headers.nbytes
+    layer = codec.layer_nbytes(spec, position)
+    step = max(1, PIECE_NBYTES // layer)
+    bodies, tokens = np.array([body], np.int64), np.array([position * spec.block_tokens], np.int64)
+    hasher = xxhash.xxh3_64()
+    for at in range(0, spec.layers, step):
+        layers = range(at, min(at + step, spec.layers))
+        if not codec.encode(spec, job.view, tokens, memory, bodies, layers)[0]:
+            return False
+        hasher.update(memory[body + layers.start * layer : body + layers.stop * layer].data)
+    key = job.chain.addresses[position][:32]
+    header = scope.headers.make(key, position, hasher.intdigest())
+    memory[offset:body] = np.frombuffer(header, np.uint8)
+    return True

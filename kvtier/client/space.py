@@ -1,0 +1,160 @@
+"""One keyspace of a host's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvtier.block import address
+from kvtier.client.hit import Hit
+from kvtier.client.save import Saved, SaveJob, Saver
+from kvtier.client.scope import Chain, Scope
+from kvtier.codecs.view import KVView
+from kvtier.errors import ConfigError, SessionError
+from kvtier.hierarchy.answers import SLOT, Matched
+from kvtier.tiers.base import TierNumber
+
+T = TypeVar("T")
+
+
+class Space:
+    """Blocks of one keyspace; made by `Cache.keyspace`. Thread-safe."""
+
+    def __init__(self, scope: Scope, *, rank: int, saver: Saver) -> None:
+        self._scope, self._saver = scope, saver
+        self.keyspace, self.rank, self.session = scope.keyspace, rank, scope.session
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in one block."""
+        return self.keyspace.spec.block_tokens
+
+    def chain(self, token_ids: Any, *, extra: Sequence[bytes] | None = None) -> Chain:
+        """Hash a token sequence once, to use it in several calls.
+
+        Args:
+            token_ids: list, numpy array or torch tensor of one dimension, any integer dtype.
+            extra: for each whole block what else it depends on (multimodal content digests); b"" for nothing.
+
+        Raises:
+            BadTokens: ids that are not unsigned 32-bit integers.
+        """
+        if isinstance(token_ids, Chain):
+            return token_ids
+        keys = self.keyspace.chain(token_ids, extra=extra)
+        return Chain(len(token_ids), [address(key, self.rank) for key in keys])
+
+    def match(self, token_ids: Any, *, wait: float = 0.0, extra: Sequence[bytes] | None = None) -> Hit:
+        """Find and lease the longest stored prefix.
+
+        Args:
+            token_ids: as for `chain`, or a `Chain`.
+            wait: seconds to wait for blocks that must first be brought up from another tier. With 0 they are not
+                waited for: `Hit.staging` says how many tokens are on their way, for a later match.
+            extra: as for `chain`.
+
+        Returns:
+            A context manager; the blocks stay pinned until it is left. Never raises for the host's sake: a host that
+            does not answer is an empty hit, counted in `Cache.counters`.
+        """
+        chain = self.chain(token_ids, extra=extra)
+        matched = Matched(0, np.empty(0, SLOT), 0, np.empty(0, np.uint8))
+        epoch = self.session.epoch
+        if chain.addresses:
+            try:
+                matched = self.session.match(chain.addresses, wait)
+                epoch = self.session.epoch
+            except SessionError as exc:
+                self._scope.counters[f"match_{type(exc).__name__}"] += 1
+        return Hit(self._scope, chain, matched, epoch)
+
+    def save(
+        self,
+        token_ids: Any,
+        kv: Any,
+        *,
+        start: int = 0,
+        after: Hit | None = None,
+        extra: Sequence[bytes] | None = None,
+    ) -> Future[Saved]:
+        """Store the whole blocks of a sequence, from token `start` on, in the background.
+
+        `kv` is read after this returns: its first `len(token_ids)` tokens must not change until the future is done.
+
+        Args:
+            token_ids: as for `chain`, or a `Chain`.
+            kv: KV of the sequence from its first token: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or one
+                (k, v) pair a layer, `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer).
+            start: tokens that were loaded, not computed: what `Hit.load` returned.
+            after: the hit that they were loaded from. Without it `start` must be 0.
+            extra: as for `chain`.
+
+        Returns:
+            A future of what became of it; it never holds an exception for the host's sake. When `start` is not what the
+            hit verified, nothing is stored and it says `refused="unverified"`.
+
+        Raises:
+            KVMismatch: `kv` is not of the keyspace's spec, or has fewer tokens than `token_ids`.
+        """
+        chain = self.chain(token_ids, extra=extra)
+        view = KVView.of(kv, self.keyspace.spec)
+        return self._saver.submit(SaveJob(self._scope, chain, view, start, after))
+
+    def prefetch(self, token_ids: Any, *, tier: str = "cpu", extra: Sequence[bytes] | None = None) -> Future[int]:
+        """Bring a sequence's blocks up to a tier ("cpu" or "gpu") in the background.
+
+        Returns:
+            A future of how many blocks are there at the end.
+        """
+        addresses = self.chain(token_ids, extra=extra).addresses
+        number = tier_number(tier)
+        return self._or(lambda: self.session.prefetch(addresses, number), _done(0))
+
+    def move(self, token_ids: Any, tier: str, *, wait: float = 30.0, extra: Sequence[bytes] | None = None) -> int:
+        """Move a sequence's blocks to a tier and out of the other memory tiers.
+
+        Returns:
+            How many blocks are there at the end.
+        """
+        addresses = self.chain(token_ids, extra=extra).addresses
+        number = tier_number(tier)
+        return self._or(lambda: self.session.move(addresses, number, wait), 0)
+
+    def inspect(self, token_ids: Any, *, extra: Sequence[bytes] | None = None) -> list[dict[str, Any] | None]:
+        """For each whole block what the host knows of it, or None.
+
+        Returns:
+            Dictionaries with `tiers` (names), `nbytes`, `codec`, `created` and `last_access` (seconds since the epoch),
+            `hits`, `leased`.
+        """
+        addresses = self.chain(token_ids, extra=extra).addresses
+        return self._or(lambda: self.session.inspect(addresses), [None] * len(addresses))
+
+    def _or(self, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return call()
+        except SessionError as exc:
+            self._scope.counters[f"call_{type(exc).__name__}"] += 1
+            return otherwise
+
+
+def tier_number(name: str) -> TierNumber:
+    """The number of the tier of this name.
+
+    Raises:
+        ConfigError: there is no such tier.
+    """
+    try:
+        return TierNumber[name.upper()]
+    except KeyError:
+        known = ", ".join(tier.name.lower() for tier in TierNumber)
+        raise ConfigError(f"no tier {name!r}; use one of {known}") from None
+
+
+def _done(value: int) -> Future[int]:
+    future: Future[int] = Future()
+    future.set_result(value)
+    return future
