@@ -20,6 +20,13 @@ def cuda_present() -> bool:
     return torch.cuda.is_available()
 
 
+def resolve_device(device: str) -> str:
+    """What a configured device ("auto", "off", "cpu", "cuda:N") means on this machine; empty for no GPU tier."""
+    if device == "auto":
+        return "cuda:0" if cuda_present() else ""
+    return "" if device == "off" else device
+
+
 def pin(memory: NDArray[np.uint8]) -> str:
     """Page-lock a mapping for CUDA in this process.
 

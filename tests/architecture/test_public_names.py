@@ -2,7 +2,7 @@
 
 import kvtier
 
-PUBLIC = []
+PUBLIC = ["Cache", "Hit", "KVSpec", "Keyspace", "Saved", "Space", "connect", "open"]
 
 
 def test_public_names():

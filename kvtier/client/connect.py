@@ -1,0 +1,93 @@
+"""From a configuration to a cache: on the host's kvtier, or in this process."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvtier import config as configuration
+from kvtier.client.cache import Cache
+from kvtier.client.local import LocalSession
+from kvtier.config import Config
+from kvtier.errors import ConfigError
+from kvtier.hierarchy.cache import Hierarchy, Limits
+from kvtier.index.local import LocalIndex, LocalStore
+from kvtier.memory.arena import Arena
+from kvtier.memory.pinning import resolve_device
+from kvtier.tiers.base import Tier, TierNumber
+
+
+def connect(target: str | Path | None = None, *, threads: int = 1) -> Cache:
+    """Open a session with the kvtier of this host.
+
+    The engine's process needs no Ray. When the host restarts, calls are misses until it is back; the session attaches
+    again by itself.
+
+    Args:
+        target: the host's socket (`door.sock`), or a kvtier.toml; by default what `kvtier up` uses here:
+            $KVTIER_CONFIG, ./kvtier.toml, or the defaults.
+        threads: how many threads decode one load.
+
+    Raises:
+        ConfigError: no such file, or a file that cannot be read.
+        SessionUnavailable: nobody answers; `kvtier up` starts it.
+        ProtocolMismatch: the host runs a version that this client does not understand.
+    """
+    from kvtier.client.door import DoorSession
+
+    path = None if target is None else Path(target).expanduser()
+    if path is not None and path.suffix != ".toml":
+        settings, socket = Config(), path
+    else:
+        settings = configuration.load(path)
+        socket = settings.socket
+    session = DoorSession(
+        socket, connect_timeout=settings.client.connect_timeout, call_timeout=settings.client.call_timeout
+    )
+    return Cache(session, threads=threads)
+
+
+def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int = 1) -> Cache:  # noqa: A001
+    """Build the same cache inside this process: no Ray, no Redis, no other process.
+
+    Args:
+        config: a kvtier.toml or its tables as a mapping, such as `{"cpu": {"capacity": "1GiB"}}`. Only the tiers that
+            it names are built; the CPU tier always is.
+        threads: how many threads decode one load.
+
+    Raises:
+        ConfigError: a configuration that cannot work.
+    """
+    raw, name = _tables(config)
+    settings = configuration.parse(raw, name=name)
+    arena = Arena.private(settings.cpu.capacity)
+    tiers: dict[TierNumber, Tier] = {}
+    if "nvme" in raw and settings.nvme.capacity:
+        from kvtier.tiers.nvme import NvmeTier
+
+        folder = Path(settings.nvme.path).expanduser()
+        tiers[TierNumber.NVME] = NvmeTier(
+            folder, settings.nvme.capacity, arena, region_nbytes=settings.nvme.region_size
+        )
+    if "gpu" in raw and settings.gpu.capacity and (device := resolve_device(settings.gpu.device)):
+        from kvtier.tiers.gpu import GpuTier
+
+        tiers[TierNumber.GPU] = GpuTier(settings.gpu.capacity, arena, device)
+    store = LocalStore()
+    limits = Limits.of(arena.capacity, high=settings.cpu.high, low=settings.cpu.low)
+    hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("local")), limits=limits)
+    closing: list[Callable[[], None]] = [hierarchy.close]
+    return Cache(LocalSession(hierarchy), threads=threads, closing=closing)
+
+
+def _tables(config: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
+    if config is None:
+        return {}, "open()"
+    if isinstance(config, Mapping):
+        return dict(config), "open()"
+    try:
+        return tomllib.loads(Path(config).expanduser().read_text(encoding="utf-8")), str(config)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"{config} cannot be read: {exc}") from exc
