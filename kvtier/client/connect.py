@@ -11,6 +11,7 @@ from kvtier import config as configuration
 from kvtier.client.cache import Cache
 from kvtier.client.local import LocalSession
 from kvtier.config import Config
+from kvtier.config.load import parse
 from kvtier.errors import ConfigError
 from kvtier.hierarchy.cache import Hierarchy, Limits
 from kvtier.index.local import LocalIndex, LocalStore
@@ -61,7 +62,7 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
         ConfigError: a configuration that cannot work.
     """
     raw, name = _tables(config)
-    settings = configuration.parse(raw, name=name)
+    settings = parse(raw, name=name)
     arena = Arena.private(settings.cpu.capacity)
     tiers: dict[TierNumber, Tier] = {}
     if "nvme" in raw and settings.nvme.capacity:
