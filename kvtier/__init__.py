@@ -1,6 +1,6 @@
 """A tiered cache of attention KV for LLM serving.
 
->>> cache = kvtier.connect()                     # the host's kvtier, which `kvtier up` starts; kvtier.open(): in process
+>>> cache = kvtier.connect()                     # the host's kvtier (`kvtier up`); kvtier.open() builds one in process
 >>> spec = kvtier.KVSpec.from_hf(model.config, dtype=model.dtype)
 >>> space = cache.keyspace(spec, model="SmolLM2-135M-Instruct", revision="q4_1", plan="int8")
 >>> with space.match(token_ids) as hit:          # the longest stored prefix, pinned while open
