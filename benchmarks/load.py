@@ -1,9 +1,9 @@
 """What a client pays to load a prefix out of the shared arena, against memcpy of the same KV.
 
 One timer over match, load and release of 256 MiB of bf16 KV, hashed before, as 8 blocks of 32 MiB and as 1,024 of 256
-KiB, one control call each; the host is another process. At least 512 MiB of stored blocks are read in turn, so that nothing
-comes out of the processor's cache. The baseline copies 256 MiB between two warm private buffers with numpy, on one
-thread, between any two loads. Destination and mapping are warm.
+KiB, one control call each; the host is another process. At least 512 MiB of stored blocks are read in turn, so that
+nothing comes out of the processor's cache. The baseline copies 256 MiB between two warm private buffers with numpy,
+on one thread, between any two loads. Destination and mapping are warm.
 """
 
 from __future__ import annotations
