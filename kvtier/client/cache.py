@@ -74,6 +74,8 @@ class Cache:
         Raises:
             ConfigError: no such plan, or parts that do not fit together.
         """
+        if not revision:
+            raise ConfigError("revision is empty; name the weights' revision, so that other weights never answer")
         keyspace = Keyspace(spec, model, revision, canonical_plan(plan), overrides=overrides or {}, **parts)
         if not 0 <= rank < keyspace.tp_size:
             raise ConfigError(f"rank {rank} is not one of the {keyspace.tp_size} tensor-parallel ranks (tp_size)")

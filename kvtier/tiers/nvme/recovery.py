@@ -79,7 +79,7 @@ def _locked(folder: Path) -> FileLock:
         lock.close()
         raise ConfigError(
             f"the NVMe tier in {folder} belongs to a running process ({holder or 'pid unknown'}); stop it with "
-            "`kvtier down`, or set nvme.folder to another folder"
+            "`kvtier down`, or set nvme.path to another folder"
         )
     lock.note(f"pid {os.getpid()}")
     return lock
@@ -139,9 +139,9 @@ def _unusable(folder: Path, geometry: Geometry, exc: OSError) -> str:
     if exc.errno == errno.ENOSPC:
         return (
             f"{folder} has no room for an NVMe tier of {geometry.file_nbytes / 2**20:,.0f} MiB: set nvme.capacity "
-            "lower, free space, or set nvme.folder to another disk"
+            "lower, free space, or set nvme.path to another disk"
         )
-    return f"the NVMe tier cannot use {folder}: {exc}; set nvme.folder to a folder that this user may write"
+    return f"the NVMe tier cannot use {folder}: {exc}; set nvme.path to a folder that this user may write"
 
 
 class _Scan:
