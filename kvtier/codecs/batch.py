@@ -31,6 +31,7 @@ def arguments(
     tokens: NDArray[np.int64],
     memory: NDArray[np.uint8],
     offsets: NDArray[np.int64],
+    *,
     layers: range,
 ) -> tuple[Any, ...]:
     """Check that every byte that the kernel will touch is inside `memory` and `kv`.

@@ -53,7 +53,7 @@ class Int8Codec:
     ) -> NDArray[np.bool_]:
         if not memory.flags.writeable:
             raise UsageError("memory is read-only; blocks are encoded into a writable map")
-        call = arguments(spec, self.layer_nbytes(spec, 0), kv, tokens, memory, offsets, layers)
+        call = arguments(spec, self.layer_nbytes(spec, 0), kv, tokens, memory, offsets, layers=layers)
         stored = np.empty(len(tokens), np.bool_)
         encode_blocks(*call, DTYPES[spec.dtype], stored)
         return stored
@@ -68,6 +68,6 @@ class Int8Codec:
         layers: range,
     ) -> None:
         kv.require_writable()
-        call = arguments(spec, self.layer_nbytes(spec, 0), kv, tokens, memory, offsets, layers)
+        call = arguments(spec, self.layer_nbytes(spec, 0), kv, tokens, memory, offsets, layers=layers)
         written = spec.block_nbytes // spec.layers * len(layers) * len(tokens)
         decode_blocks(*call, DTYPES[spec.dtype], STREAMS and written >= STREAMING_NBYTES)

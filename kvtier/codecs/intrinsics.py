@@ -10,6 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 STREAMS = platform.machine() in ("x86_64", "AMD64")
@@ -21,6 +22,8 @@ WORD = ir.IntType(32)
 LONG = ir.IntType(64)
 LINE = 64
 """Bytes of a cache line."""
+SCRATCH = 4096
+"""Bytes of `scratch`."""
 
 
 def load_vector(builder: Any, address: Any, item: Any, lanes: int) -> Any:
@@ -29,12 +32,9 @@ def load_vector(builder: Any, address: Any, item: Any, lanes: int) -> Any:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
-def store_vector(builder: Any, value: Any, address: Any, *, streaming: bool) -> None:
-    """Emit the store of a vector, to any address; streaming: past the cache, to a multiple of its size."""
-    width = value.type.count * value.type.element.width // 8
-    store = builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=width if streaming else 1)
-    if streaming:
-        store.set_metadata("nontemporal", builder.module.add_metadata([WORD(1)]))
+def store_vector(builder: Any, value: Any, address: Any) -> None:
+    """Emit the store of a vector to any address."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
 
 
 @intrinsic
@@ -57,14 +57,29 @@ def stream_line(typingctx: Any, target: Any, source: Any) -> Any:
     """Copy 64 bytes past the cache; `target` is a multiple of 64."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, source = args
-        half = LONG(LINE // 2)
-        values = [load_vector(builder, a, BYTE, LINE // 2) for a in (source, builder.add(source, half))]
-        for value, address in zip(values, (target, builder.add(target, half)), strict=True):
-            store_vector(builder, value, address, streaming=True)
+        past_the_cache = builder.module.add_metadata([WORD(1)])
+        half = LINE // 2
+        values = [load_vector(builder, builder.add(args[1], LONG(at)), BYTE, half) for at in (0, half)]
+        for at, value in zip((0, half), values, strict=True):
+            where = builder.inttoptr(builder.add(args[0], LONG(at)), value.type.as_pointer())
+            builder.store(value, where, align=half).set_metadata("nontemporal", past_the_cache)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), emit
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at any address, which may be invalid."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = BYTE.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, WORD, WORD, WORD])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        builder.call(call, [builder.inttoptr(args[0], pointer), WORD(0), WORD(3), WORD(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @intrinsic
@@ -78,6 +93,18 @@ def fence(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), emit
+
+
+@intrinsic
+def scratch(typingctx: Any) -> Any:
+    """Address of `SCRATCH` bytes on the stack, the same within one call of the kernel."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        room = cgutils.alloca_once(builder, ir.ArrayType(BYTE, SCRATCH))
+        room.align = LINE
+        return builder.ptrtoint(room, LONG)
+
+    return types.int64(), emit
 
 
 def _scalar(item: Any, result: Any, *, loads: bool) -> Any:

@@ -1,24 +1,39 @@
 """Conversions of several elements at once, as vector code that LLVM fits to any CPU.
 
 numba has no bfloat16 and refuses float16 arrays; here both are 16-bit integers, widened exactly and rounded to nearest
-even by integer arithmetic. Every conversion exists 16 wide, and 1 wide for the rest of a row and for strided rows: the
+even by integer arithmetic. Every conversion exists 64, 16 and 1 wide (for the rest of a row, and for strided rows): the
 same code, so the same bits.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+import numba
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
 from kvtier.codecs.intrinsics import BYTE, HALF, LONG, WORD, load_vector, store_vector
 
-LANES = 16
+WIDE, NARROW = 64, 16
 MAGIC = 12582912.0
 """1.5 * 2**23: adding it to a small float32 rounds to nearest even and leaves the integer in the low bits."""
+
+
+def _has_half_instructions() -> bool:
+    """Whether the CPU that numba compiles for rounds to float16 itself; otherwise LLVM would call a library."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return True
+    features = numba.config.CPU_FEATURES
+    if features is None and numba.config.CPU_NAME is None:
+        features = binding.get_host_cpu_features().flatten()
+    return "+f16c" in (features or "").split(",")
+
+
+HALF_INSTRUCTIONS = _has_half_instructions()
 
 
 def _all(item: Any, value: Any, lanes: int) -> Any:
@@ -42,11 +57,15 @@ def _narrow_bf16(b: Any, value: Any) -> Any:
     bits, n = _bits(b, value), value.type.count
     odd = b.and_(b.lshr(bits, _all(WORD, 16, n)), _all(WORD, 1, n))
     rounded = b.add(bits, b.add(odd, _all(WORD, 0x7FFF, n)))
-    return b.trunc(b.lshr(rounded, _all(WORD, 16, n)), ir.VectorType(HALF, n))
+    halves = b.bitcast(rounded, ir.VectorType(HALF, 2 * n))
+    upper = ir.Constant(ir.VectorType(WORD, n), list(range(1, 2 * n, 2)))
+    return b.shuffle_vector(halves, ir.Constant(halves.type, ir.Undefined), upper)
 
 
 def _widen_fp16(b: Any, stored: Any) -> Any:
     n = stored.type.count
+    if HALF_INSTRUCTIONS:
+        return b.fpext(b.bitcast(stored, ir.VectorType(ir.HalfType(), n)), ir.VectorType(ir.FloatType(), n))
     word = b.zext(stored, ir.VectorType(WORD, n))
     sign = b.shl(b.and_(word, _all(WORD, 0x8000, n)), _all(WORD, 16, n))
     magnitude = b.shl(b.and_(word, _all(WORD, 0x7FFF, n)), _all(WORD, 13, n))
@@ -60,6 +79,8 @@ def _widen_fp16(b: Any, stored: Any) -> Any:
 
 def _narrow_fp16(b: Any, value: Any) -> Any:
     bits, n = _bits(b, value), value.type.count
+    if HALF_INSTRUCTIONS:
+        return b.bitcast(b.fptrunc(value, ir.VectorType(ir.HalfType(), n)), ir.VectorType(HALF, n))
     sign = b.and_(b.lshr(bits, _all(WORD, 16, n)), _all(WORD, 0x8000, n))
     magnitude = b.and_(bits, _all(WORD, 0x7FFFFFFF, n))
     odd = b.and_(b.lshr(magnitude, _all(WORD, 13, n)), _all(WORD, 1, n))
@@ -87,7 +108,7 @@ def _splat(b: Any, value: Any, lanes: int) -> Any:
     return b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), _all(WORD, 0, lanes))
 
 
-def dequantise(dtype: str, lanes: int, *, streaming: bool = False) -> Any:
+def dequantise(dtype: str, lanes: int) -> Any:
     """Make f(target, codes, scale): int8 codes times a float32 scale, rounded once to the dtype.
 
     The product is exact in float32: 8 bits times the 11 of a float16 scale.
@@ -101,7 +122,7 @@ def dequantise(dtype: str, lanes: int, *, streaming: bool = False) -> Any:
             code = builder.sext(load_vector(builder, codes, BYTE, lanes), ir.VectorType(WORD, lanes))
             value = builder.sitofp(code, ir.VectorType(ir.FloatType(), lanes))
             value = narrow(builder, builder.fmul(value, _splat(builder, scale, lanes)))
-            store_vector(builder, value, target, streaming=streaming)
+            store_vector(builder, value, target)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.float32), emit
@@ -124,7 +145,7 @@ def quantise(dtype: str, lanes: int) -> Any:
             value = builder.fmul(value, _splat(builder, inverse, lanes))
             value = builder.fadd(value, _all(ir.FloatType(), MAGIC, lanes))
             code = builder.trunc(_bits(builder, value), ir.VectorType(BYTE, lanes))
-            store_vector(builder, code, codes, streaming=False)
+            store_vector(builder, code, codes)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.float32), emit
@@ -133,43 +154,41 @@ def quantise(dtype: str, lanes: int) -> Any:
 
 
 def magnitude(dtype: str, lanes: int) -> Any:
-    """Make f(source, steps): the largest bit pattern without sign among `steps` x `lanes` elements.
+    """Make f(source): the largest bit pattern without sign.
 
     Without the sign, floats of one dtype order as their bits do, Inf and NaN above all.
     """
     item = STORED[dtype][0]
-    mask = (1 << (item.width - 1)) - 1
     vector = ir.VectorType(item, lanes)
+    mask = (1 << (item.width - 1)) - 1
 
     @intrinsic
-    def largest(typingctx: Any, source: Any, steps: Any) -> Any:
+    def largest(typingctx: Any, source: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            source, steps = args
-            before = builder.block
-            loop = builder.append_basic_block("loop")
-            after = builder.append_basic_block("after")
-            zero = _all(item, 0, lanes)
-            builder.cbranch(builder.icmp_signed(">", steps, LONG(0)), loop, after)
-            builder.position_at_end(loop)
-            i, best = builder.phi(LONG), builder.phi(vector)
-            address = builder.add(source, builder.mul(i, LONG(lanes * item.width // 8)))
-            value = builder.and_(load_vector(builder, address, item, lanes), _all(item, mask, lanes))
-            better = builder.select(builder.icmp_unsigned(">", value, best), value, best)
-            following = builder.add(i, LONG(1))
-            i.add_incoming(LONG(0), before)
-            i.add_incoming(following, loop)
-            best.add_incoming(zero, before)
-            best.add_incoming(better, loop)
-            builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
-            builder.position_at_end(after)
-            found = builder.phi(vector)
-            found.add_incoming(zero, before)
-            found.add_incoming(better, loop)
-            reduce = builder.module.declare_intrinsic(
-                f"llvm.vector.reduce.umax.v{lanes}i{item.width}", (), ir.FunctionType(item, [vector])
-            )
-            return builder.zext(builder.call(reduce, [found]), LONG)
+            value = builder.and_(load_vector(builder, args[0], item, lanes), _all(item, mask, lanes))
+            name = f"llvm.vector.reduce.umax.v{lanes}i{item.width}"
+            reduce = builder.module.declare_intrinsic(name, (), ir.FunctionType(item, [vector]))
+            return builder.zext(builder.call(reduce, [value]), LONG)
 
-        return types.int64(types.int64, types.int64), emit
+        return types.int64(types.int64), emit
 
     return largest
+
+
+INFINITY = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
+"""Bits of each dtype's infinity; above are NaNs."""
+
+
+def widen(dtype: str) -> Any:
+    """Make f(bits): the float32 of one element."""
+    item, widened, _ = STORED[dtype]
+
+    @intrinsic
+    def convert(typingctx: Any, bits: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            one = builder.bitcast(builder.trunc(args[0], item), ir.VectorType(item, 1))
+            return builder.extract_element(widened(builder, one), WORD(0))
+
+        return types.float32(types.int64), emit
+
+    return convert

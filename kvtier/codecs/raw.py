@@ -40,7 +40,7 @@ class RawCodec:
     ) -> NDArray[np.bool_]:
         if not memory.flags.writeable:
             raise UsageError("memory is read-only; blocks are encoded into a writable map")
-        call = arguments(spec, spec.block_nbytes // spec.layers, kv, tokens, memory, offsets, layers)
+        call = arguments(spec, spec.block_nbytes // spec.layers, kv, tokens, memory, offsets, layers=layers)
         copy_blocks(*call, STORE, _streaming(spec, len(tokens), layers))
         return np.ones(len(tokens), np.bool_)
 
@@ -54,7 +54,7 @@ class RawCodec:
         layers: range,
     ) -> None:
         kv.require_writable()
-        call = arguments(spec, spec.block_nbytes // spec.layers, kv, tokens, memory, offsets, layers)
+        call = arguments(spec, spec.block_nbytes // spec.layers, kv, tokens, memory, offsets, layers=layers)
         copy_blocks(*call, LOAD, _streaming(spec, len(tokens), layers))
 
 

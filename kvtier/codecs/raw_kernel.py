@@ -26,16 +26,19 @@ LOAD, STORE = True, False
 
 
 @part_of_kernel
-def _copy_run(target: int, source: int, nbytes: int, streaming: bool) -> None:
+def copy_run(target: int, source: int, nbytes: int, streaming: bool) -> None:
+    """Copy contiguous bytes; streaming: whole cache lines past the cache."""
     if not streaming or nbytes < 2 * LINE:
         copy_memory(target, source, nbytes)
         return
     head = -target % LINE
-    copy_memory(target, source, head)
-    middle = (nbytes - head) // LINE * LINE
-    for at in range(head, head + middle, LINE):
+    if head:
+        copy_memory(target, source, head)
+    stop = nbytes - (nbytes - head) % LINE
+    for at in range(head, stop, LINE):
         stream_line(target + at, source + at)
-    copy_memory(target + head + middle, source + head + middle, nbytes - head - middle)
+    if stop < nbytes:
+        copy_memory(target + stop, source + stop, nbytes - stop)
 
 
 @part_of_kernel
@@ -81,9 +84,9 @@ def _copy_part(body: int, at: int, step: Any, extent: Any, load: bool, streaming
             kv = at + i * outer_kv + j * inner_kv
             stored = body + i * outer_body + j * inner_body
             if load:
-                _copy_run(kv, stored, row, streaming)
+                copy_run(kv, stored, row, streaming)
             else:
-                _copy_run(stored, kv, row, streaming)
+                copy_run(stored, kv, row, streaming)
 
 
 @compiled(types.void(*SIGNATURE, types.boolean, types.boolean))

@@ -1,0 +1,73 @@
+"""Rounding to and from 16 bits over every bit pattern; numpy's float16 and torch's bfloat16 are the oracles."""
+
+import numba
+import numpy as np
+import pytest
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kvtier.codecs import lanes
+from kvtier.codecs.intrinsics import HALF, load_vector, store_vector
+
+
+def converted(stored: np.ndarray, convert: object, item: object, out: np.ndarray) -> np.ndarray:
+    """Run one emitter over an array, 16 elements at a time."""
+
+    @intrinsic
+    def step(typingctx, target, source):
+        def emit(context, builder, signature, args):
+            store_vector(builder, convert(builder, load_vector(builder, args[1], item, 16)), args[0])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), emit
+
+    @numba.njit
+    def loop(target, source, count, wide, narrow):
+        for i in range(0, count, 16):
+            step(target + i * wide, source + i * narrow)
+
+    loop(out.ctypes.data, stored.ctypes.data, stored.size, out.itemsize, stored.itemsize)
+    return out
+
+
+EVERY = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+NEAR = (EVERY.astype(np.uint32)[:, None] << 16) + np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001], "u4")
+FLOATS = NEAR.reshape(-1).view(np.float32)
+FINITE = FLOATS[np.isfinite(FLOATS)]
+FINITE = FINITE[: FINITE.size // 16 * 16].copy()
+
+
+@pytest.fixture(params=[True, False], ids=["instructions", "integers"])
+def half_instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param and not lanes.HALF_INSTRUCTIONS:
+        pytest.skip("this CPU has no float16 instructions")
+    monkeypatch.setattr(lanes, "HALF_INSTRUCTIONS", request.param)
+
+
+@pytest.mark.usefixtures("half_instructions")
+def test_float16_is_widened_exactly() -> None:
+    got = converted(EVERY, lanes._widen_fp16, HALF, np.zeros(EVERY.size, np.float32))
+    want = EVERY.view(np.float16).astype(np.float32)
+    numbers = ~np.isnan(want)
+    assert np.array_equal(got.view(np.uint32)[numbers], want.view(np.uint32)[numbers])
+    assert np.isnan(got[~numbers]).all()
+
+
+@pytest.mark.usefixtures("half_instructions")
+def test_float16_is_rounded_as_numpy_rounds() -> None:
+    got = converted(FINITE, lanes._narrow_fp16, ir.FloatType(), np.zeros(FINITE.size, np.uint16))
+    with np.errstate(over="ignore"):
+        assert np.array_equal(got, FINITE.astype(np.float16).view(np.uint16))
+
+
+def test_bfloat16_is_rounded_as_torch_rounds() -> None:
+    got = converted(FINITE, lanes._narrow_bf16, ir.FloatType(), np.zeros(FINITE.size, np.uint16))
+    want = torch.from_numpy(FINITE).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(got, want)
+
+
+def test_bfloat16_is_widened_exactly() -> None:
+    got = converted(EVERY, lanes._widen_bf16, HALF, np.zeros(EVERY.size, np.float32))
+    assert np.array_equal(got.view(np.uint32) >> 16, EVERY)
