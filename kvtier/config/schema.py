@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
 from kvtier.config.units import Duration, Size
 from kvtier.errors import ConfigError
 
-SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
-"""Bytes that the path of a Unix socket may have."""
+SOCKET_PATH_LIMIT = 103
+"""Bytes that the path of a Unix socket may have on every platform (on Linux it is 107)."""
 GiB = 1 << 30
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Part = Annotated[float, Meta(gt=0.0, le=1.0)]
@@ -164,10 +163,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             "where there is no /dev/shm."
         ),
     ] = field(default_factory=_default_arena_dir)
-    access: Annotated[
-        Literal["user", "group"],
-        Meta(description="Whose engines may map the arena: this user's, or those of the folder's group (\"group\")."),
-    ] = "user"
+    group: Annotated[
+        str, Meta(description="Name of a group whose engines may map the arena too; empty for this user's only.")
+    ] = ""
     cpu: CpuConfig = field(default_factory=CpuConfig)
     nvme: NvmeConfig = field(default_factory=NvmeConfig)
     gpu: GpuConfig = field(default_factory=GpuConfig)
@@ -192,4 +190,4 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def mode(self) -> int:
         """Of the arena's files and the socket."""
-        return 0o660 if self.access == "group" else 0o600
+        return 0o660 if self.group else 0o600

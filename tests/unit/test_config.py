@@ -129,7 +129,7 @@ def test_a_socket_path_that_no_socket_can_have_is_refused():
 
 
 def test_explain_is_a_file_that_means_the_same():
-    config = parsed('access = "group"\n[cpu]\ncapacity = "3MiB"\n[client]\ncall_timeout = "250ms"')
+    config = parsed('group = "engines"\n[cpu]\ncapacity = "3MiB"\n[client]\ncall_timeout = "250ms"')
     assert parsed(explain(config)) == config
 
 
@@ -145,6 +145,10 @@ def test_every_field_has_a_description():
 def test_a_configuration_travels_between_processes():
     config = Config()
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_only_a_group_that_is_named_gets_in():
+    assert (Config().mode, Config(group="engines").mode) == (0o600, 0o660)
 
 
 def test_defaults_follow_the_machine(monkeypatch):
