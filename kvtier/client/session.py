@@ -18,12 +18,12 @@ class Session(Protocol):
     """One client's connection to a host. Thread-safe. Keys are 34-byte block addresses, in chain order.
 
     Every call may raise `SessionUnavailable` or `DeadlineExceeded`; the client counts that as a miss or a refusal.
-
-    Attributes:
-        epoch: changes when the host restarted; what was leased or reserved before is void.
     """
 
-    epoch: int
+    @property
+    def epoch(self) -> int:
+        """Changes when the session attached anew; what was leased or reserved before is void."""
+        ...
 
     def readable(self) -> NDArray[np.uint8]:
         """The arena, read-only."""

@@ -1,0 +1,229 @@
+"""A session with the host's kvtier over its Unix socket."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.client.attachment import Attachment
+from kvtier.client.line import Line
+from kvtier.errors import DeadlineExceeded, SessionUnavailable, UsageError
+from kvtier.hierarchy.answers import GRANT, SLOT, Matched, Reserved
+from kvtier.rpc import kvtier_pb2 as pb
+from kvtier.rpc.channel import error_of, open_channel
+from kvtier.rpc.conversions import pack_keys, pack_numbers, unpack_array
+from kvtier.rpc.kvtier_pb2_grpc import DoorStub
+from kvtier.tiers.base import TierNumber
+
+PREFETCH_TIMEOUT = 60.0
+
+
+class DoorSession:
+    """`Session` with the host whose door is at `socket`. Attaches at once, and again whenever the host comes back.
+
+    While nobody answers, calls raise `SessionUnavailable` without waiting. What was leased or reserved before is void
+    then; `epoch` has changed. Slots are kept for those who still write into them: for each reservation until its
+    `commit`, or until the `writing` context that it was made in is left.
+
+    gRPC does not survive a fork: in a forked child every call raises `UsageError`; open a session there instead.
+
+    Args:
+        socket: the door.
+        connect_timeout: seconds that attaching may take at first.
+        call_timeout: seconds that a call may take, besides what it was told to wait.
+        clock: monotonic seconds.
+
+    Raises:
+        SessionUnavailable: nobody answers there.
+        ProtocolMismatch: the host has another version.
+        Unauthenticated: this user may not use its arena.
+    """
+
+    def __init__(
+        self,
+        socket: Path | str,
+        *,
+        connect_timeout: float = 5.0,
+        call_timeout: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timeout = call_timeout
+        self._clock = clock
+        self._calls = itertools.count(1)
+        self._mine = _Mine()
+        self._line = Line(Path(socket), connect_timeout, clock)
+
+    @property
+    def epoch(self) -> int:
+        return self._line.epoch
+
+    def readable(self) -> NDArray[np.uint8]:
+        return self._line.mapping.readable
+
+    def writable(self) -> NDArray[np.uint8]:
+        return self._line.mapping.writable()
+
+    def generations(self) -> NDArray[np.uint32]:
+        return self._line.mapping.generations
+
+    def match(self, keys: Sequence[bytes], wait: float) -> Matched:
+        packed = pack_keys(keys)
+        at, until = self._attached(wait)
+        call = next(self._calls)
+        request = pb.MatchRequest(session=at.session, after=at.sent, call=call, keys=packed, wait=wait)
+        try:
+            reply = self._line.ask(self._line.stub.Match, request, until, at)
+        except BaseException:
+            at.note(pb.ClientNote(release=pb.Release(call=call)))
+            raise
+        slots, tiers = unpack_array(reply.slots, SLOT), unpack_array(reply.tiers, np.uint8)
+        return Matched(call if reply.leased else 0, slots, reply.staging, tiers)
+
+    def release(self, lease: int, seconds: float = 0.0) -> None:
+        # A number of an earlier attachment names nothing on this one.
+        self._line.note(pb.ClientNote(release=pb.Release(call=lease, seconds=seconds)))
+
+    def reserve(self, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
+        if len(keys) - start != len(nbytes):
+            raise UsageError(f"{len(keys)} keys from {start} on and {len(nbytes)} sizes do not go together")
+        packed, sizes = pack_keys(keys), pack_numbers(nbytes)
+        at, until = self._attached()
+        call = next(self._calls)
+        self._line.tickets[call] = at
+        if not at.begin():
+            del self._line.tickets[call]
+            raise SessionUnavailable(f"the host at {self._line.where} has just gone away")
+        request = pb.ReserveRequest(
+            session=at.session, after=at.sent, call=call, keys=packed, nbytes=sizes, start=start
+        )
+        try:
+            reply = self._line.ask(self._line.stub.Reserve, request, until, at)
+        except BaseException:
+            self._abort(call)
+            raise
+        if reply.granted:
+            self._mine.tickets.append(call)
+        else:
+            self._written(call)
+        return Reserved(call if reply.granted else 0, unpack_array(reply.grants, GRANT), reply.reason)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        outer, self._mine.tickets = self._mine.tickets, []
+        try:
+            yield
+        finally:
+            mine, self._mine.tickets = self._mine.tickets, outer
+            for ticket in mine:
+                self._abort(ticket)
+
+    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
+        at = self._line.tickets.get(ticket)
+        if at is None or at.lost:
+            self._written(ticket)
+            return [False] * len(written)
+        request = pb.CommitRequest(
+            session=at.session, after=at.sent, call=ticket, written=pack_numbers(written), seconds=seconds
+        )
+        try:
+            reply = self._line.ask(self._line.stub.Commit, request, self._clock() + self._timeout, at)
+        except BaseException:
+            self._abort(ticket)
+            raise
+        self._written(ticket)
+        return [bool(one) for one in reply.visible]
+
+    def condemn(self, keys: Sequence[bytes], why: str) -> None:
+        self._line.note(pb.ClientNote(condemn=pb.Condemn(keys=pack_keys(keys), why=why)))
+
+    def move(self, keys: Sequence[bytes], tier: TierNumber, wait: float) -> int:
+        packed = pack_keys(keys)
+        at, until = self._attached(wait)
+        request = pb.MoveRequest(session=at.session, after=at.sent, keys=packed, tier=tier, wait=wait)
+        reply = self._line.ask(self._line.stub.Move, request, until, at)
+        if reply.late:
+            raise DeadlineExceeded(f"moving {len(keys)} blocks takes longer than {wait} s; it goes on")
+        return reply.there
+
+    def prefetch(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
+        packed = pack_keys(keys)
+        at, _ = self._attached()
+        request = pb.PrefetchRequest(session=at.session, after=at.sent, keys=packed, tier=tier)
+        answer: Future[int] = Future()
+        answer.set_running_or_notify_cancel()
+
+        def settle(call: grpc.Future[pb.PrefetchReply]) -> None:
+            try:
+                answer.set_result(call.result().there)
+            except grpc.RpcError as exc:
+                answer.set_exception(error_of(exc, self._line.where))
+            except grpc.FutureCancelledError:
+                answer.set_exception(SessionUnavailable("the session was closed"))
+
+        self._line.stub.Prefetch.future(request, timeout=PREFETCH_TIMEOUT).add_done_callback(settle)
+        return answer
+
+    def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
+        packed = pack_keys(keys)
+        at, until = self._attached()
+        request = pb.InspectRequest(session=at.session, after=at.sent, keys=packed)
+        reply = self._line.ask(self._line.stub.Inspect, request, until, at)
+        return msgspec.json.decode(reply.json, type=list[dict[str, Any] | None])
+
+    def status(self) -> dict[str, Any]:
+        at, until = self._attached()
+        request = pb.StatusRequest(session=at.session, after=at.sent)
+        reply = self._line.ask(self._line.stub.Status, request, until, at)
+        return msgspec.json.decode(reply.json, type=dict[str, Any])
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _attached(self, wait: float = 0.0) -> tuple[Attachment, float]:
+        """The attachment to ask, and until when the answer may take."""
+        until = self._clock() + wait + self._timeout
+        return self._line.attached(until), until
+
+    def _abort(self, ticket: int) -> None:
+        at = self._written(ticket)
+        if at is not None:
+            at.note(pb.ClientNote(abort=pb.Abort(call=ticket)))
+
+    def _written(self, ticket: int) -> Attachment | None:
+        """Nobody writes into this reservation any more."""
+        at = self._line.tickets.pop(ticket, None)
+        if at is not None:
+            at.end()
+        return at
+
+
+class _Mine(threading.local):
+    """Reservations made in this thread's innermost `writing` context."""
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+
+
+def ask_status(socket: Path | str, *, timeout: float = 1.0) -> dict[str, Any]:
+    """The status of the host whose door is at `socket`, without a session or its arena.
+
+    Raises:
+        SessionError: it does not answer.
+    """
+    with open_channel(Path(socket)) as channel:
+        try:
+            reply = DoorStub(channel).Status(pb.StatusRequest(), timeout=timeout)
+        except grpc.RpcError as exc:
+            raise error_of(exc, Path(socket)) from exc
+    return msgspec.json.decode(reply.json, type=dict[str, Any])

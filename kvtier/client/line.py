@@ -1,0 +1,146 @@
+"""The way to a host: found again whenever it was lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from kvtier.client.attachment import Attachment
+from kvtier.client.backoff import Backoff
+from kvtier.client.mapping import ArenaMapping
+from kvtier.client.presence import Presence
+from kvtier.errors import ClosedError, DeadlineExceeded, SessionError, SessionUnavailable, UsageError
+from kvtier.rpc.channel import ENDS_SESSION, code_of, error_of, open_channel
+from kvtier.rpc.kvtier_pb2 import ClientNote
+from kvtier.rpc.kvtier_pb2_grpc import DoorStub
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Line:
+    """A channel to one door, the attachment on it, and the arena behind it. Thread-safe.
+
+    Args:
+        where: socket of the door.
+        timeout: seconds that attaching and closing may take at first and at last.
+        clock: monotonic seconds.
+
+    Attributes:
+        stub: the calls.
+        mapping: the arena.
+        epoch: changes with each attachment.
+        tickets: reservations that may still be written into, by number, with the attachment that they were made on. The
+            mapping is not replaced and the attachment's lock does not fall while one is here.
+    """
+
+    def __init__(self, where: Path, timeout: float, clock: Callable[[], float]) -> None:
+        self.where = where
+        self._timeout = timeout
+        self._clock = clock
+        self._pid = os.getpid()
+        self._closed = False
+        self._attaching = threading.Lock()
+        self._backoff = Backoff(clock)
+        self._channel = open_channel(where)
+        self.stub = DoorStub(self._channel)
+        self.tickets: dict[int, Attachment] = {}
+        self.epoch = 0
+        self.mapping: ArenaMapping
+        try:
+            self._at = self._attach(clock() + timeout)
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def attached(self, until: float) -> Attachment:
+        """The current attachment; made anew when it was lost.
+
+        Raises:
+            SessionUnavailable, DeadlineExceeded: nobody answers; at once while the last failure is fresh.
+            UsageError: closed, or in a forked child.
+        """
+        if os.getpid() != self._pid:
+            raise UsageError("this session was opened before a fork; open one in the child (gRPC does not survive it)")
+        self._backoff.check()
+        if self._at.lost and not self._closed:
+            self._attach_again(until)
+        if self._closed:
+            raise ClosedError("this session is closed")
+        return self._at
+
+    def ask(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, until: float, at: Attachment) -> A:
+        """Make one call.
+
+        Raises:
+            SessionError: whatever became of it.
+        """
+        try:
+            reply = method(request, timeout=max(0.0, until - self._clock()))
+        except grpc.RpcError as exc:
+            error = error_of(exc, self.where)
+            if code_of(exc) in ENDS_SESSION:
+                at.lose()
+            elif isinstance(error, DeadlineExceeded):
+                self._backoff.failed(error)
+            raise error from exc
+        except ValueError as exc:  # what gRPC says of a channel that another thread closed
+            raise ClosedError("this session was closed") from exc
+        self._backoff.worked()
+        return reply
+
+    def note(self, note: ClientNote) -> None:
+        """Say something that needs no answer; nothing happens where nobody listens."""
+        if os.getpid() == self._pid:
+            self._at.note(note)
+
+    def close(self) -> None:
+        """Hang up; idempotent."""
+        with self._attaching:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            self._at.close(self._timeout)
+            self._channel.close()
+
+    def _attach_again(self, until: float) -> None:
+        if not self._attaching.acquire(timeout=max(0.0, until - self._clock())):
+            raise DeadlineExceeded(f"attaching again to the host at {self.where} takes too long")
+        try:
+            if self._at.lost and not self._closed:
+                self._backoff.check()
+                self._at = self._attach(until)
+        finally:
+            self._attaching.release()
+
+    def _attach(self, until: float) -> Attachment:
+        at = Attachment(self.stub, self.where)
+        try:
+            welcome = at.greet(until - self._clock())
+            folder = Path(welcome.arena)
+            self._map(folder)
+            at.join(Presence(folder), until - self._clock())
+        except BaseException as exc:
+            at.lose()
+            if isinstance(exc, SessionError):
+                self._backoff.failed(exc)
+            raise
+        self._backoff.worked()
+        self.epoch = welcome.epoch << 32 | at.session
+        return at
+
+    def _map(self, folder: Path) -> None:
+        """Map the arena, unless it is mapped."""
+        mapping = getattr(self, "mapping", None)
+        if mapping is not None and mapping.is_of(folder):
+            return
+        if self.tickets:
+            raise SessionUnavailable(
+                f"the host at {self.where} has a new arena; {len(self.tickets)} saves into the old one must end first"
+            )
+        self.mapping = ArenaMapping(folder)

@@ -1,0 +1,13 @@
+"""Where engines come in.
+
+    control     the door: a grpc.aio server on a Unix socket, in the loop of whoever owns the arena
+    calls       what each call does
+    guests      one session as the host sees it
+
+Nothing here blocks the loop. What only takes the hierarchy's lock is called directly: the lock is held for arithmetic.
+What waits (staging, moves) is a future of the hierarchy that is awaited with a deadline; what may do I/O (the status of
+other tiers) runs on a thread.
+
+A session is its stream. However that ends, its leases are released and what it was writing into is quarantined; see
+`kvtier.rpc` for what client and host owe each other.
+"""

@@ -1,0 +1,267 @@
+"""What each call of the door does. Everything here runs on the door's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from grpc import aio
+
+import kvtier
+from kvtier.errors import KVTierError, ProtocolMismatch, SessionUnavailable, UsageError
+from kvtier.hierarchy.cache import Hierarchy
+from kvtier.memory.lock import is_free
+from kvtier.rpc import kvtier_pb2 as pb
+from kvtier.rpc.channel import status_of
+from kvtier.rpc.conversions import unpack_keys, unpack_numbers
+from kvtier.rpc.kvtier_pb2_grpc import DoorServicer
+from kvtier.rpc.protocol import PROTOCOL, SESSIONS, client_lock
+from kvtier.tiers.base import TierNumber
+from kvtier_services.gateway.guests import Guest
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE = 10.0
+"""Seconds that a client may take to begin its session."""
+LONGEST_WAIT = 600.0
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came through the door, by name of the call; plain numbers that tests and metrics read.
+
+    Attributes:
+        calls: how many.
+        notes: what was said on the sessions' streams.
+        failed: calls that were answered by an error.
+        request_nbytes, reply_nbytes: the largest message.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    request_nbytes: Counter[str] = field(default_factory=Counter)
+    reply_nbytes: Counter[str] = field(default_factory=Counter)
+
+
+class _Message(Protocol):
+    def ByteSize(self) -> int: ...  # noqa: N802
+
+
+Q = TypeVar("Q", bound=_Message)
+A = TypeVar("A", bound=_Message)
+Context = aio.ServicerContext[Any, Any]
+
+
+def _call(answer: Callable[[Calls, Q], Awaitable[A]]) -> Callable[[Calls, Q, Context], Awaitable[A]]:
+    """Make a unary call of a method: count it, and say its errors as statuses."""
+    name = answer.__name__
+
+    async def call(self: Calls, request: Q, context: Context) -> A:
+        tally = self.tally
+        tally.calls[name] += 1
+        tally.request_nbytes[name] = max(tally.request_nbytes[name], request.ByteSize())
+        try:
+            reply = await answer(self, request)
+        except (KVTierError, UsageError) as exc:
+            tally.failed[name] += 1
+            await context.abort(status_of(exc), str(exc))
+        tally.reply_nbytes[name] = max(tally.reply_nbytes[name], reply.ByteSize())
+        return reply
+
+    return call
+
+
+class Calls(DoorServicer):
+    """The service `kvtier.v1.Door` over one hierarchy.
+
+    Args:
+        hierarchy: what is asked.
+        node: the host's name.
+
+    Attributes:
+        tally: what came through.
+        guests: sessions, by number.
+        gone: sessions that have ended and whose lock file may still be there.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, node: str) -> None:
+        self._hierarchy = hierarchy
+        self._node = node
+        self._streams: set[asyncio.Task[Any]] = set()
+        self.tally = Tally()
+        self.guests: dict[int, Guest] = {}
+        self.gone: set[int] = set()
+
+    def hang_up(self) -> None:
+        """End all sessions."""
+        for stream in self._streams:
+            stream.cancel()
+
+    async def Attach(  # type: ignore[override]  # noqa: N802 - the other style of grpc.aio: replies are written
+        self, request_iterator: AsyncIterable[pb.ClientNote], context: Context
+    ) -> None:
+        """A session, from its beginning to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        self.tally.calls["Attach"] += 1
+        guest: Guest | None = None
+        try:
+            notes = aiter(request_iterator)
+            async with asyncio.timeout(HANDSHAKE):
+                guest = await self._handshake(notes, context)
+            async for note in notes:
+                self.tally.notes[note.WhichOneof("note") or ""] += 1
+                guest.hear(note)
+        except (KVTierError, UsageError) as exc:
+            self.tally.failed["Attach"] += 1
+            await context.abort(status_of(exc), str(exc))
+        except (StopAsyncIteration, TimeoutError):
+            return
+        finally:
+            self._streams.discard(task)
+            if guest is not None:
+                self._leave(guest)
+
+    async def _handshake(self, notes: AsyncIterator[pb.ClientNote], context: Context) -> Guest:
+        hello = (await anext(notes)).hello
+        if hello.protocol != PROTOCOL:
+            raise ProtocolMismatch(
+                f"the client speaks protocol {hello.protocol}, this host {PROTOCOL} (kvtier {kvtier.__version__}): "
+                "install the same kvtier on both sides, and restart the older one"
+            )
+        arena = self._hierarchy.arena
+        folder = arena.folder
+        assert folder is not None
+        welcome = pb.Welcome(
+            protocol=PROTOCOL,
+            epoch=arena.epoch,
+            arena=str(folder),
+            capacity=arena.capacity,
+            node=self._node,
+            version=kvtier.__version__,
+        )
+        await context.write(pb.HostNote(welcome=welcome))
+        session = (await anext(notes)).join.session
+        if session not in SESSIONS or session in self.guests:
+            raise SessionUnavailable(f"session number {session} cannot be used; attach with another one")
+        if is_free(client_lock(folder, session)):
+            raise ProtocolMismatch(f"session {session} holds no lock on {client_lock(folder, session)}")
+        guest = self.guests[session] = Guest(self._hierarchy, session, hello.client)
+        _log.info("attached session=%d client=%r", session, hello.client)
+        try:
+            await context.write(pb.HostNote(joined=pb.Joined()))
+        except BaseException:
+            self._leave(guest)
+            raise
+        return guest
+
+    def _leave(self, guest: Guest) -> None:
+        del self.guests[guest.session]
+        self.gone.add(guest.session)
+        guest.leave()
+        _log.info("detached session=%d client=%r", guest.session, guest.client)
+
+    @_call
+    async def Match(self, request: pb.MatchRequest) -> pb.MatchReply:  # noqa: N802
+        """See `Session.match`."""
+        guest = await self._guest(request.session, request.after)
+        hierarchy, keys = self._hierarchy, unpack_keys(request.keys)
+        look = hierarchy.look(guest.session, keys)
+        if look.staging is not None and request.wait > 0:
+            hierarchy.release(look.matched.lease)
+            await _within(look.staging.done, request.wait)
+            look = hierarchy.look(guest.session, keys, look.staging.origin)
+        matched = hierarchy.settle(look)
+        leased = guest.lease(request.call, matched.lease)
+        if matched.lease and not leased:
+            return pb.MatchReply()
+        return pb.MatchReply(
+            leased=leased, slots=matched.slots.tobytes(), tiers=matched.tiers.tobytes(), staging=matched.staging
+        )
+
+    @_call
+    async def Reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:  # noqa: N802
+        """See `Session.reserve`."""
+        guest = await self._guest(request.session, request.after)
+        keys, nbytes = unpack_keys(request.keys), unpack_numbers(request.nbytes)
+        if len(keys) - request.start != len(nbytes):
+            raise UsageError(f"{len(keys)} keys from {request.start} on and {len(nbytes)} sizes do not go together")
+        reserved = self._hierarchy.reserve(guest.session, keys, nbytes, request.start)
+        granted = guest.ticket(request.call, reserved.ticket)
+        return pb.ReserveReply(granted=granted, grants=reserved.grants.tobytes(), reason=reserved.reason)
+
+    @_call
+    async def Commit(self, request: pb.CommitRequest) -> pb.CommitReply:  # noqa: N802
+        """See `Session.commit`."""
+        guest = await self._guest(request.session, request.after)
+        ticket, written = guest.end_ticket(request.call), unpack_numbers(request.written)
+        visible = self._hierarchy.commit(guest.session, ticket, written, request.seconds)
+        return pb.CommitReply(visible=bytes(visible))
+
+    @_call
+    async def Move(self, request: pb.MoveRequest) -> pb.MoveReply:  # noqa: N802
+        """See `Session.move`."""
+        await self._guest(request.session, request.after)
+        moved = self._hierarchy.move(unpack_keys(request.keys), _tier(request.tier))
+        if not await _within(moved, request.wait):
+            return pb.MoveReply(late=True)
+        return pb.MoveReply(there=moved.result())
+
+    @_call
+    async def Prefetch(self, request: pb.PrefetchRequest) -> pb.PrefetchReply:  # noqa: N802
+        """See `Session.prefetch`."""
+        await self._guest(request.session, request.after)
+        there = self._hierarchy.prefetch(unpack_keys(request.keys), _tier(request.tier))
+        await _within(there, LONGEST_WAIT)
+        return pb.PrefetchReply(there=there.result(0))
+
+    @_call
+    async def Inspect(self, request: pb.InspectRequest) -> pb.InspectReply:  # noqa: N802
+        """See `Session.inspect`."""
+        if request.session:
+            await self._guest(request.session, request.after)
+        return pb.InspectReply(json=msgspec.json.encode(self._hierarchy.inspect(unpack_keys(request.keys))))
+
+    @_call
+    async def Status(self, request: pb.StatusRequest) -> pb.StatusReply:  # noqa: N802
+        """See `Session.status`; says also what came through the door."""
+        if request.session:
+            await self._guest(request.session, request.after)
+        status = await asyncio.to_thread(self._hierarchy.status)
+        door = msgspec.to_builtins(self.tally)
+        clients = [guest.client for guest in self.guests.values()]
+        return pb.StatusReply(
+            json=msgspec.json.encode({**status, "node": self._node, "clients": clients, "door": door})
+        )
+
+    async def _guest(self, session: int, after: int) -> Guest:
+        """Who calls, once what it said before is heard."""
+        guest = self.guests.get(session)
+        if guest is None:
+            raise SessionUnavailable(f"session {session} is not attached here; attach again")
+        await guest.caught_up(after)
+        return guest
+
+
+async def _within(future: Future[T], seconds: float) -> bool:
+    """Wait for what goes on whatever becomes of this call; whether it is done."""
+    waiting = asyncio.wrap_future(future)
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    done, _ = await asyncio.wait({waiting}, timeout=min(seconds, LONGEST_WAIT))
+    return bool(done)
+
+
+def _tier(number: int) -> TierNumber:
+    try:
+        return TierNumber(number)
+    except ValueError:
+        raise UsageError(f"there is no tier {number}") from None
