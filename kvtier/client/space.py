@@ -63,12 +63,17 @@ class Space:
         chain = self.chain(token_ids, extra=extra)
         matched = Matched(0, np.empty(0, SLOT), 0, np.empty(0, np.uint8))
         epoch = self.session.epoch
-        if chain.addresses:
-            try:
-                matched = self.session.match(chain.addresses, wait)
+        try:
+            while chain.addresses:
+                found = self.session.match(chain.addresses, wait)
+                if self.session.epoch == epoch:
+                    matched = found
+                    break
+                # Attached anew meanwhile: this may be an answer of either life.
                 epoch = self.session.epoch
-            except SessionError as exc:
-                self._scope.counters[f"match_{type(exc).__name__}"] += 1
+                self.session.release(found.lease)
+        except SessionError as exc:
+            self._scope.counters[f"match_{type(exc).__name__}"] += 1
         return Hit(self._scope, chain, matched, epoch)
 
     def save(
