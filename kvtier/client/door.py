@@ -34,7 +34,7 @@ class DoorSession:
 
     While nobody answers, calls raise `SessionUnavailable` without waiting. What was leased or reserved before is void
     then; `epoch` has changed. Slots are kept for those who still write into them: for each reservation until its
-    `commit`, or until the `writing` context that it was made in is left.
+    `commit`, or until the `writing` context that it was made in is left; without such a context until `close`.
 
     gRPC does not survive a fork: in a forked child every call raises `UsageError`; open a session there instead.
 
@@ -62,6 +62,7 @@ class DoorSession:
         self._clock = clock
         self._calls = itertools.count(1)
         self._mine = _Mine()
+        self._loose: set[int] = set()
         self._line = Line(Path(socket), connect_timeout, clock)
 
     @property
@@ -112,19 +113,22 @@ class DoorSession:
         except BaseException:
             self._abort(call)
             raise
-        if reply.granted:
-            self._mine.tickets.append(call)
-        else:
+        if not reply.granted:
             self._written(call)
+        elif self._mine.tickets is None:
+            self._loose.add(call)
+        else:
+            self._mine.tickets.append(call)
         return Reserved(call if reply.granted else 0, unpack_array(reply.grants, GRANT), reply.reason)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        outer, self._mine.tickets = self._mine.tickets, []
+        mine: list[int] = []
+        outer, self._mine.tickets = self._mine.tickets, mine
         try:
             yield
         finally:
-            mine, self._mine.tickets = self._mine.tickets, outer
+            self._mine.tickets = outer
             for ticket in mine:
                 self._abort(ticket)
 
@@ -188,6 +192,8 @@ class DoorSession:
         return msgspec.json.decode(reply.json, type=dict[str, Any])
 
     def close(self) -> None:
+        for ticket in list(self._loose):
+            self._abort(ticket)
         self._line.close()
 
     def _attached(self, wait: float = 0.0) -> tuple[Attachment, float]:
@@ -202,6 +208,7 @@ class DoorSession:
 
     def _written(self, ticket: int) -> Attachment | None:
         """Nobody writes into this reservation any more."""
+        self._loose.discard(ticket)
         at = self._line.tickets.pop(ticket, None)
         if at is not None:
             at.end()
@@ -209,10 +216,9 @@ class DoorSession:
 
 
 class _Mine(threading.local):
-    """Reservations made in this thread's innermost `writing` context."""
+    """Reservations made in this thread's innermost `writing` context; None outside of any."""
 
-    def __init__(self) -> None:
-        self.tickets: list[int] = []
+    tickets: list[int] | None = None
 
 
 def ask_status(socket: Path | str, *, timeout: float = 1.0) -> dict[str, Any]:

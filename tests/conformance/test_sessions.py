@@ -1,0 +1,58 @@
+"""Every session passes the kit."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier.client.door import DoorSession
+from kvtier.client.local import LocalSession
+from kvtier.memory.arena import Arena
+from kvtier.testing.session import CAPACITY, SessionKit, host_over
+from kvtier_services.gateway.control import writer_gone
+from tests.door_fixture import door_in_thread, folders
+
+
+class TestLocalSession(SessionKit):
+    @pytest.fixture
+    def host(self):
+        with host_over(Arena.private(CAPACITY)) as host:
+            yield host
+
+    @pytest.fixture
+    def open_session(self, host):
+        opened = []
+
+        def open_session():
+            opened.append(LocalSession(host.hierarchy))
+            return opened[-1]
+
+        yield open_session
+        for session in opened:
+            session.close()
+
+
+class TestDoorSession(SessionKit):
+    @pytest.fixture
+    def place(self):
+        with folders() as place:
+            yield place
+
+    @pytest.fixture
+    def host(self, place):
+        arena = Arena.own(place[1], CAPACITY)
+        with host_over(arena, writer_gone(place[1])) as host:
+            yield host
+        arena.close()
+
+    @pytest.fixture
+    def open_session(self, host, place):
+        opened = []
+
+        def open_session():
+            opened.append(DoorSession(place[0]))
+            return opened[-1]
+
+        with door_in_thread(host.hierarchy, place[0]):
+            yield open_session
+            for session in opened:
+                session.close()
