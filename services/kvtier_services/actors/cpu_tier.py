@@ -1,0 +1,243 @@
+"""The CPU tier's process: the brain of one host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from kvtier.errors import KVTierError, TierUnavailable
+from kvtier.hierarchy.cache import Hierarchy, Limits
+from kvtier.index.base import Index
+from kvtier.memory.arena import Arena
+from kvtier.memory.pinning import pin
+from kvtier.tiers.base import TierNumber
+from kvtier_services.actors.fence import arena_mark, fence, lock_path
+from kvtier_services.actors.flush import flush
+from kvtier_services.actors.folders import make_folder, sweep_arena
+from kvtier_services.actors.reconcile import reconcile
+from kvtier_services.actors.remote import Call, RemoteTier
+from kvtier_services.settings import Settings, host_name
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.5
+"""Seconds between looks at the other tiers' processes."""
+RETRY = 1.0
+"""Seconds until a start that failed is tried again."""
+FIRST_HELLO = 15.0
+"""Seconds that a start waits for each tier; later than that they are connected while the door is open."""
+
+
+class Door(Protocol):
+    """Where engines come in."""
+
+    async def start(self) -> None:
+        """Listen."""
+        ...
+
+    async def stop(self) -> None:
+        """End all sessions."""
+        ...
+
+
+class Exporter(Protocol):
+    """Where Prometheus reads."""
+
+    url: str
+    fault: str
+
+    def close(self) -> None:
+        """Stop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """A tier in another process.
+
+    Attributes:
+        name: of the tier.
+        label: for people.
+        call: reaches the process.
+    """
+
+    name: str
+    label: str
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the CPU tier's process is made of, besides the hierarchy.
+
+    Attributes:
+        hands: the other tiers.
+        index: opens the index.
+        door: makes the door of a hierarchy.
+        exporter: starts the exporter of a hierarchy; never raises.
+        writer_gone: whether a cut-off session of an arena is known to write no more.
+    """
+
+    hands: dict[TierNumber, Hand]
+    index: Callable[[Settings], Index]
+    door: Callable[[Hierarchy, Settings], Door]
+    exporter: Callable[[Hierarchy, Settings], Exporter]
+    writer_gone: Callable[[Arena], Callable[[int], bool]]
+
+
+class CpuTierActor:
+    """Owns the arena, the hierarchy, the index, the exporter and the door of one host.
+
+    All of it is started by `__init__`, on the running loop, because a restart reruns nothing else. A start that fails
+    is tried again; `ready` and `status` say why it failed.
+    """
+
+    def __init__(self, settings: Settings, parts: Parts) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._started = time.time()
+        self._fault = ""
+        self._attempt = asyncio.Event()
+        self._hierarchy: Hierarchy | None = None
+        self._door: Door | None = None
+        self._exporter: Exporter | None = None
+        self._hands: dict[TierNumber, RemoteTier] = {}
+        self._pinning = ""
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def ping(self) -> dict[str, Any]:
+        """Who this is."""
+        return {"pid": os.getpid(), "serving": self._door is not None}
+
+    async def ready(self, timeout: float) -> dict[str, Any]:
+        """Wait until the first attempt to start has ended; its status, with `fault` if it failed."""
+        await asyncio.wait_for(self._attempt.wait(), timeout)
+        return await self.status()
+
+    async def status(self) -> dict[str, Any]:
+        """What this host has, does and lacks, as plain values."""
+        hierarchy, exporter = self._hierarchy, self._exporter
+        return {
+            "host": host_name(),
+            "pid": os.getpid(),
+            "started": self._started,
+            "serving": self._door is not None,
+            "fault": self._fault,
+            "socket": str(self._settings.socket),
+            "arena_dir": str(self._settings.arena_dir),
+            "pinning": self._pinning,
+            "metrics": {"url": exporter.url, "fault": exporter.fault} if exporter else None,
+            "hands": [
+                {
+                    "tier": hand.name,
+                    "label": hand.label,
+                    "pid": hand.pid,
+                    "connected": hand.connected,
+                    "connects": hand.connects,
+                    "fault": hand.fault,
+                    "notes": list(hand.notes),
+                }
+                for hand in self._hands.values()
+            ],
+            "hierarchy": await asyncio.to_thread(hierarchy.status) if hierarchy else None,
+        }
+
+    async def stop(self, flush_seconds: float) -> dict[str, int]:
+        """Close the door, write down what only the CPU tier has, let go of the arena and delete its files.
+
+        Args:
+            flush_seconds: that writing down may take.
+
+        Returns:
+            How many blocks were written down, and how many were lost.
+        """
+        self._running.cancel()
+        door, self._door = self._door, None
+        if door is not None:
+            await door.stop()
+        hierarchy, self._hierarchy = self._hierarchy, None
+        if hierarchy is None:
+            return {"written": 0, "lost": 0}
+        return await asyncio.to_thread(self._close, hierarchy, flush_seconds)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._open()
+                self._fault = ""
+            except (KVTierError, OSError) as exc:
+                self._fault = str(exc)
+            self._attempt.set()
+            if not self._fault:
+                break
+            await asyncio.sleep(RETRY)
+        while True:
+            await asyncio.sleep(LOOK)
+            looks = (asyncio.to_thread(self._look_after, tier) for tier in self._hands)
+            for failed in await asyncio.gather(*looks, return_exceptions=True):
+                if isinstance(failed, Exception):
+                    log.error("looking after a tier failed", exc_info=failed)
+
+    async def _open(self) -> None:
+        if self._hierarchy is None:
+            self._hierarchy = await asyncio.to_thread(self._build)
+        door = self._parts.door(self._hierarchy, self._settings)
+        await door.start()
+        self._door = door
+
+    def _build(self) -> Hierarchy:
+        settings, parts, cpu = self._settings, self._parts, self._settings.config.cpu
+        make_folder(settings.arena_dir, "arena_dir", settings.config.group, inherit=True)
+        before = os.umask(0o777 & ~(settings.config.mode | 0o110 | 0o700))
+        try:
+            arena = Arena.own(settings.arena_dir, cpu.capacity, mode=settings.config.mode)
+        finally:
+            os.umask(before)
+        try:
+            self._pinning = pin(arena.memory)
+            self._hands = {tier: self._remote(hand) for tier, hand in parts.hands.items()}
+            for hand in self._hands.values():
+                hand.connect(FIRST_HELLO)
+            hierarchy = Hierarchy(
+                arena,
+                self._hands,
+                parts.index(settings),
+                limits=Limits.of(arena.capacity, high=cpu.high, low=cpu.low),
+                writer_gone=parts.writer_gone(arena),
+            )
+        except BaseException:
+            arena.close()
+            raise
+        self._exporter = parts.exporter(hierarchy, settings)
+        return hierarchy
+
+    def _remote(self, hand: Hand) -> RemoteTier:
+        folder = self._settings.arena_dir
+        cut_off = partial(fence, lock_path(folder, hand.name))
+        return RemoteTier(hand.name, hand.call, label=hand.label, arena=arena_mark(folder), fence=cut_off)
+
+    def _look_after(self, tier: TierNumber) -> None:
+        """See whether a tier's process still serves; when it was away, take it up again."""
+        hand, hierarchy = self._hands[tier], self._hierarchy
+        if hand.connected:
+            hand.usage()
+        elif hierarchy is not None and hand.connect():
+            with suppress(TierUnavailable):
+                has, lost = reconcile(hierarchy.state, tier)
+                log.warning("tier back: tier=%s pid=%d blocks=%d forgotten=%d", hand.name, hand.pid, has, lost)
+
+    def _close(self, hierarchy: Hierarchy, flush_seconds: float) -> dict[str, int]:
+        written, lost = flush(hierarchy.state, flush_seconds)
+        hierarchy.close()
+        if self._exporter is not None:
+            self._exporter.close()
+        hierarchy.arena.close()
+        sweep_arena(self._settings.arena_dir)
+        return {"written": written, "lost": lost}

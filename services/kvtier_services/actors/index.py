@@ -1,0 +1,17 @@
+"""From the settings to an index."""
+
+from __future__ import annotations
+
+from kvtier.index.base import Index
+from kvtier.index.connect import RedisAddress, connect
+from kvtier.index.local import LocalIndex, LocalStore
+from kvtier_services.settings import Settings, host_name
+
+
+def open_index(settings: Settings) -> Index:
+    """The index that this host speaks to."""
+    host = host_name()
+    if settings.redis_url == "local":
+        store = LocalStore()
+        return LocalIndex(store, store.register(host))
+    return connect(RedisAddress(settings.redis_url, settings.redis_password_file), host=host)

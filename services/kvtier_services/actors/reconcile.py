@@ -1,0 +1,31 @@
+"""The block table after a tier was away."""
+
+from __future__ import annotations
+
+from kvtier.hierarchy.state import State
+from kvtier.tiers.base import TierNumber
+
+
+def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
+    """Make the table say of a tier what the tier says of itself.
+
+    Its blocks that were lost with it are forgotten, what it kept is learned. May take a while; not for the loop.
+
+    Returns:
+        How many blocks the tier has, and how many were forgotten.
+
+    Raises:
+        TierUnavailable: it is away again.
+    """
+    has = state.tiers[tier].inventory()
+    there = {key for key, _ in has}
+    with state.lock:
+        table = state.table
+        lost = [row for key, row in table.rows.items() if key not in there and table.has(row, tier)]
+        for row in lost:
+            state.leave(row, tier, f"{state.tiers[tier].name}_lost")
+        for key, nbytes in has:
+            row = state.learn(key, nbytes)
+            if not table.has(row, tier):
+                state.enter(row, tier)
+    return len(has), len(lost)

@@ -1,0 +1,62 @@
+"""What travels between the hierarchy and the tiers' processes: packed keys, slots and answers, never payloads.
+
+keys      34-byte addresses, one after another
+slots     int64 offsets, int64 lengths
+answer    u32 how many keys the tier evicted | those keys | one byte for each key asked for
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtier.block import ADDRESS_NBYTES
+from kvtier.tiers.base import Slots
+
+_COUNT = struct.Struct("<I")
+
+
+def join(keys: Sequence[bytes]) -> bytes:
+    """Pack keys."""
+    return b"".join(keys)
+
+
+def split(packed: bytes) -> list[bytes]:
+    """Unpack keys."""
+    return [packed[i : i + ADDRESS_NBYTES] for i in range(0, len(packed), ADDRESS_NBYTES)]
+
+
+def pack_slots(slots: Slots) -> bytes:
+    """Pack slots."""
+    return slots.offsets.astype("<i8").tobytes() + slots.nbytes.astype("<i8").tobytes()
+
+
+def unpack_slots(packed: bytes) -> Slots:
+    """Unpack slots."""
+    both = np.frombuffer(packed, "<i8").astype(np.int64)
+    return Slots(both[: len(both) // 2], both[len(both) // 2 :])
+
+
+def pack_answer(flags: Sequence[bool], dropped: Sequence[bytes]) -> bytes:
+    """Pack an answer to read or write."""
+    return _COUNT.pack(len(dropped)) + join(dropped) + bytes(flags)
+
+
+def unpack_answer(packed: bytes) -> tuple[list[bool], list[bytes]]:
+    """Unpack an answer: for each key, and what the tier evicted."""
+    end = _COUNT.size + _COUNT.unpack_from(packed)[0] * ADDRESS_NBYTES
+    return [flag != 0 for flag in packed[end:]], split(packed[_COUNT.size : end])
+
+
+def pack_inventory(inventory: Sequence[tuple[bytes, int]]) -> bytes:
+    """Pack keys with their payloads' sizes: all keys, then all sizes."""
+    sizes = np.array([nbytes for _, nbytes in inventory], "<i8")
+    return join([key for key, _ in inventory]) + sizes.tobytes()
+
+
+def unpack_inventory(packed: bytes) -> list[tuple[bytes, int]]:
+    """Unpack an inventory."""
+    end = len(packed) // (ADDRESS_NBYTES + 8) * ADDRESS_NBYTES
+    return list(zip(split(packed[:end]), np.frombuffer(packed[end:], "<i8").tolist(), strict=True))

@@ -1,0 +1,216 @@
+"""The `kvtier` command. Errors are one line; heavy packages are imported by the commands that need them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from kvtier.errors import KVTierError
+
+app = typer.Typer(
+    help="A tiered cache of attention KV for LLM engines: GPU memory, pinned CPU memory, NVMe.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="The configuration file, kvtier.toml.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A kvtier.toml; else $KVTIER_CONFIG, ./kvtier.toml, defaults.")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except KVTierError as exc:
+        fail(str(exc))
+    except KeyboardInterrupt:
+        fail("interrupted")
+
+
+def fail(message: str) -> NoReturn:
+    """Say in one line what is wrong, and end with exit code 1."""
+    typer.echo(f"kvtier: {' '.join(message.split())}", err=True)
+    sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,  # noqa: FBT002
+) -> None:
+    """See `app`."""
+    if version:
+        from kvtier import __version__
+
+        typer.echo(f"kvtier {__version__}")
+        context.exit()
+
+
+@app.command()
+def up(
+    config: ConfigOption = None,
+    address: Annotated[str, typer.Option(help="host:port of a running Ray cluster to use.")] = "",
+) -> None:
+    """Start this host's kvtier: Ray, Redis and the tiers. Where it runs already, say so."""
+    from msgspec.structs import replace
+
+    from kvtier.config import find, load
+    from kvtier_services.cluster.up import up as start
+
+    settings = load(config)
+    if address:
+        settings = replace(settings, ray=replace(settings.ray, address=address))
+    with _steps() as say:
+        started = start(settings, source=str(find(config) or ""), say=say)
+    for note in started.notes:
+        typer.echo(f"note: {note}")
+    if started.already:
+        typer.echo(f"kvtier already runs: {started.running.socket} (`kvtier status`, `kvtier down`)")
+        return
+    typer.echo(f"kvtier is up after {started.seconds:.1f} s: {started.running.socket}")
+    for host in started.hosts:
+        tiers = ", ".join(f"{tier['label']} {_size(tier['capacity'])}" for tier in host["hierarchy"]["tiers"])
+        typer.echo(
+            f"{host['host']}: {tiers}" + (f"; metrics {host['metrics']['url']}" if host["metrics"]["url"] else "")
+        )
+
+
+@app.command()
+def down(
+    config: ConfigOption = None,
+    flush: Annotated[float, typer.Option(help="Seconds for writing blocks down to NVMe that only memory has.")] = 10.0,
+) -> None:
+    """End what `kvtier up` started, and nothing else. What is on NVMe stays for the next `up`."""
+    from kvtier.config import load
+    from kvtier_services.cluster.down import down as end
+
+    settings = load(config)
+    with _steps() as say:
+        ended = end(settings, flush_seconds=flush, say=say)
+    if not ended.ran:
+        typer.echo(f"kvtier does not run in {settings.run_dir}")
+        return
+    if ended.stale:
+        typer.echo("kvtier had ended by itself; what it left was removed")
+    else:
+        kept = f", {ended.written} blocks written down to NVMe" if ended.written else ""
+        lost = f", {ended.lost} blocks that only memory had are gone" if ended.lost else ""
+        typer.echo(f"kvtier is down after {ended.seconds:.1f} s{kept}{lost}")
+    if ended.problems:
+        fail("; ".join(ended.problems))
+
+
+@app.command()
+def status(
+    config: ConfigOption = None,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,  # noqa: FBT002
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,  # noqa: FBT002
+) -> None:
+    """Show tiers, hit ratio, moves, actors and Redis."""
+    from kvtier.config import load
+    from kvtier_services.cluster import look
+
+    settings = load(config)
+    known, alive = look.running(settings)
+    if known is None or not alive:
+        left = " (it ended without `kvtier down`, which removes what it left)" if known else ""
+        fail(f"kvtier does not run in {settings.run_dir}{left}; `kvtier up` starts it")
+    with look.snapshots(settings, known) as snapshot:
+        if json:
+            import msgspec
+
+            typer.echo(msgspec.json.encode(snapshot()).decode())
+            return
+        _show(snapshot, watch=watch)
+
+
+@app.command()
+def doctor(config: ConfigOption = None) -> None:
+    """Check what kvtier needs of this machine, and say how to fix what is missing."""
+    from rich.console import Console
+
+    from kvtier.config import load
+    from kvtier_services.doctor import checks
+
+    style = {"ok": "green", "warn": "yellow", "fail": "red"}
+    console = Console(soft_wrap=True, highlight=False)
+    failed = 0
+    for check in checks(load(config)):
+        failed += check.level == "fail"
+        console.print(f"[{style[check.level]}]{check.level:4}[/] {check.name}: ", end="")
+        console.print(check.found + (f"; {check.fix}" if check.fix else ""), markup=False)
+    if failed:
+        fail(f"{failed} checks failed")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def demo(context: typer.Context) -> None:
+    """Let a language model answer over a long document, with its KV from each tier."""
+    from importlib.util import find_spec
+
+    if find_spec("kvtier_services.demo") is None:
+        fail("this installation has no demo")
+    from importlib import import_module
+
+    sys.exit(import_module("kvtier_services.demo").main(context.args))
+
+
+@config_app.command()
+def explain(config: ConfigOption = None) -> None:
+    """Print every field with its description and the value that holds here, as a kvtier.toml."""
+    from kvtier.config import explain as text
+    from kvtier.config import load
+
+    typer.echo(text(load(config)), nl=False)
+
+
+def _size(nbytes: int) -> str:
+    from kvtier_services.monitor.status import size
+
+    return size(nbytes)
+
+
+class _steps:  # noqa: N801 - used like a function
+    """Shows what is being done: a spinner on a terminal, nothing elsewhere."""
+
+    def __enter__(self) -> Callable[[str], None]:
+        from rich.console import Console
+
+        self._status = Console(stderr=True).status("starting")
+        if self._status.console.is_terminal:
+            self._status.start()
+        return self._status.update
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+
+def _show(snapshot: Callable[[], dict[str, object]], *, watch: bool) -> None:
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from kvtier_services.monitor.status import render
+
+    console = Console()
+    if not watch:
+        console.print(render(snapshot()))
+        return
+    with Live(render(snapshot()), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            time.sleep(1.0)
+            live.update(render(snapshot()), refresh=True)
+
+
+if __name__ == "__main__":
+    main()

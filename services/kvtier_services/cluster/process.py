@@ -1,0 +1,82 @@
+"""A process, told apart from a later one with the same pid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process of this machine.
+
+    Attributes:
+        pid: its number.
+        born: when it was started: which boot, and how long after it; nobody else ever has both.
+    """
+
+    pid: int
+    born: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """The process that has this pid now; None when there is none."""
+        born = _born(pid)
+        return cls(pid, born) if born else None
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return _born(self.pid) == self.born
+
+    def tree(self) -> list[psutil.Process]:
+        """It and all that it started, as far as they live and were not adopted by another."""
+        try:
+            root = psutil.Process(self.pid)
+            return [root, *root.children(recursive=True)] if self.alive() else []
+        except psutil.Error:
+            return []
+
+
+def marked(name: str, value: str) -> list[psutil.Process]:
+    """All processes of this user that have this environment variable, and what they started."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(name) == value:
+                found |= {p.pid: p for p in (process, *process.children(recursive=True))}
+        except psutil.Error:
+            continue
+    return list(found.values())
+
+
+def end(processes: Iterable[psutil.Process], timeout: float) -> list[int]:
+    """Terminate, and kill after `timeout` seconds; pids of those that are left even so."""
+    ours = {process.pid: process for process in processes}
+    for signal in (psutil.Process.terminate, psutil.Process.kill):
+        for process in ours.values():
+            try:
+                signal(process)
+            except psutil.Error:
+                continue
+        _, alive = psutil.wait_procs(ours.values(), timeout)
+        ours = {process.pid: process for process in alive}
+    return list(ours)
+
+
+def _born(pid: int) -> str:
+    """Empty when there is no such process, or only what is left of one until its parent asks."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else f"{BOOT_ID.read_text().strip()}/{fields[18]}"
+    except OSError:
+        if BOOT_ID.exists():
+            return ""
+    try:  # no Linux
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
+    except psutil.Error:
+        return ""

@@ -1,0 +1,181 @@
+"""`kvtier up`: start a host, or find that it runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace as changed
+
+from kvtier.config import Config
+from kvtier.errors import ConfigError, KVTierError
+from kvtier_services import redis_server
+from kvtier_services.actors.folders import make_folder
+from kvtier_services.cluster import head, state
+from kvtier_services.cluster.down import Say, at_work, clean, is_alive
+from kvtier_services.cluster.process import Process
+from kvtier_services.cluster.state import Running
+from kvtier_services.settings import Settings, host_name
+
+READY_SECONDS = 120.0
+"""Seconds that the actors of all hosts may take to start, opening a large store included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What `up` did.
+
+    Attributes:
+        running: what runs now.
+        hosts: their status; empty when it ran before.
+        notes: what the user should know.
+        seconds: it took.
+        already: it ran before.
+    """
+
+    running: Running
+    hosts: list[dict[str, Any]]
+    notes: tuple[str, ...]
+    seconds: float
+    already: bool = False
+
+
+def up(config: Config, *, source: str = "", say: Say = lambda _: None) -> Started:
+    """Start Redis, Ray and the actors, or find that they run.
+
+    Args:
+        config: of the host.
+        source: file that it was read from, for people.
+        say: told of each step.
+
+    Raises:
+        ConfigError: it cannot work; what had been started was ended again.
+    """
+    began = time.monotonic()
+    settings = Settings(config, up_host=host_name())
+    make_folder(settings.run_dir, "run_dir", config.group)
+    with at_work(settings):
+        notes: list[str] = []
+        was = state.read(settings.state_file)
+        if was is not None and is_alive(was) and not was.starting:
+            return Started(was, [], tuple(_repair(was, settings)), time.monotonic() - began, already=True)
+        if was is not None:
+            say("cleaning up after a kvtier that ended without `kvtier down`")
+            ended = clean(was, settings.run_dir, flush_seconds=0.0)
+            notes += ["a kvtier that ended without `kvtier down` was cleaned up", *ended.problems]
+        running, hosts = _start(settings, source, say)
+        notes += [note for host in hosts for note in host_notes(host)]
+        return Started(running, hosts, tuple(notes), time.monotonic() - began)
+
+
+def host_notes(host: dict[str, Any]) -> list[str]:
+    """What a person should know about a host that runs."""
+    hands = host.get("hands", [])
+    notes = [f"{hand['label']}: {hand['fault']}" for hand in hands if hand["fault"]]
+    notes += [f"{hand['label']}: {note}" for hand in hands for note in hand["notes"]]
+    metrics = host.get("metrics") or {}
+    return [note for note in (*notes, metrics.get("fault"), host.get("pinning")) if note]
+
+
+def _start(settings: Settings, source: str, say: Say) -> tuple[Running, list[dict[str, Any]]]:
+    me = Process.of(os.getpid())
+    if me is None:
+        raise ConfigError("this process cannot be found in /proc; is it mounted?")
+    running = Running(
+        version=state.VERSION,
+        run=secrets.token_hex(8),
+        started=time.time(),
+        starting=True,
+        up=me,
+        config=source,
+        socket=str(settings.socket),
+        arena_dir=str(settings.arena_dir),
+        namespace=settings.namespace,
+    )
+    notebook = _Notebook(settings, running)
+    try:
+        settings = _start_index(settings, notebook, say)
+        _start_ray(settings, notebook, say)
+        hosts = _start_actors(settings, notebook.running, say)
+        return notebook.write(starting=False), hosts
+    except BaseException:
+        say("ending what was started")
+        clean(notebook.running, settings.run_dir, flush_seconds=0.0)
+        raise
+
+
+class _Notebook:
+    """Writes down what was started, as it is started."""
+
+    def __init__(self, settings: Settings, running: Running) -> None:
+        self._file = settings.state_file
+        self.running = state.write(self._file, running)
+
+    def write(self, **changes: Any) -> Running:
+        self.running = state.write(self._file, changed(self.running, **changes))
+        return self.running
+
+
+def _start_index(settings: Settings, notebook: _Notebook, say: Say) -> Settings:
+    index = settings.config.index
+    if index.url != "embedded":
+        return replace(settings, redis_url=index.url, redis_password_file=index.password_file)
+    say("starting Redis")
+    notebook.write(redis=True)
+    server = redis_server.start(settings.run_dir)
+    return replace(settings, redis_url=server.url, redis_password_file=server.password_file)
+
+
+def _start_ray(settings: Settings, notebook: _Notebook, say: Say) -> None:
+    ray = settings.config.ray
+    if ray.address:
+        notebook.write(address=ray.address)
+        return
+    say("starting Ray")
+    head.make_token(settings.ray_token)
+    notebook.write(ray_token=str(settings.ray_token))
+    started = head.start(
+        notebook.running.run,
+        settings.ray_token,
+        settings.ray_log,
+        port=ray.port,
+        started=lambda process, temp: notebook.write(head=process, ray_temp=temp),
+    )
+    notebook.write(address=started.address)
+
+
+def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[str, Any]]:
+    say("starting the tiers")
+    enter(running)
+    from kvtier_services.cluster import actors
+
+    with actors.connected(running.address, running.namespace):
+        controller = actors.start_controller(settings)
+        try:
+            hosts: list[dict[str, Any]] = controller("ready", READY_SECONDS, timeout=READY_SECONDS + 30.0)
+        except (OSError, KVTierError) as exc:
+            raise ConfigError(f"the controller does not start: {exc}") from exc
+    faults = [f"{host['host']}: {host['fault']}" for host in hosts if host.get("fault")]
+    if faults or not hosts:
+        raise ConfigError("; ".join(faults) or f"the Ray cluster at {running.address} has no live host")
+    return hosts
+
+
+def enter(running: Running) -> None:
+    """Prepare this process's environment for its Ray cluster; before Ray is imported."""
+    if running.own_ray:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]
+        os.environ.update(head.auth_environment(Path(running.ray_token)))
+
+
+def _repair(running: Running, settings: Settings) -> list[str]:
+    """Start again what a running kvtier lost and nobody else restarts."""
+    if running.redis and redis_server.running(settings.run_dir) is None:
+        redis_server.start(settings.run_dir)
+        return ["its Redis server was gone and was started again"]
+    return []

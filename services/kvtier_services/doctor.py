@@ -1,0 +1,247 @@
+"""What kvtier needs of a machine, and how to fix what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import mmap
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kvtier.config import Config, Size
+from kvtier.errors import ConfigError
+from kvtier.memory.pinning import cuda_present
+from kvtier_services import redis_server
+from kvtier_services.cluster import look
+from kvtier_services.settings import Settings
+
+PACKAGES = ("ray", "torch", "numpy", "numba", "grpcio", "redis", "msgspec", "prometheus-client")
+OPEN_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        level: whether it is well.
+        name: what was looked at.
+        found: what is there.
+        fix: what to do; empty when it is well.
+    """
+
+    level: Literal["ok", "warn", "fail"]
+    name: str
+    found: str
+    fix: str = ""
+
+
+def checks(config: Config) -> Iterator[Check]:
+    """Look at everything, without changing anything that stays."""
+    settings = Settings(config)
+    _, runs = look.running(config)
+    yield _versions()
+    yield _run_dir(settings)
+    yield _arena(settings, runs=runs)
+    yield from _locked_memory()
+    yield _open_files()
+    yield from _nvme(settings)
+    yield _gpu(settings)
+    yield _redis(config)
+    yield from _ray(config)
+    yield from _ports(config, runs=runs)
+
+
+def _versions() -> Check:
+    missing, found = [], [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    if missing or sys.version_info < (3, 11):
+        return Check("fail", "versions", ", ".join(found), f"install {' '.join(missing) or 'Python 3.11 or later'}")
+    return Check("ok", "versions", ", ".join(found))
+
+
+def _run_dir(settings: Settings) -> Check:
+    folder = _existing(settings.run_dir)
+    if not os.access(folder, os.W_OK):
+        return Check("fail", "run_dir", f"{folder} cannot be written to", "set run_dir to a folder of yours")
+    length = len(os.fsencode(settings.socket))
+    return Check("ok", "run_dir", f"{settings.run_dir}; the socket's path has {length} bytes of at most 103")
+
+
+def _arena(settings: Settings, *, runs: bool) -> Check:
+    folder, need = settings.arena_dir, settings.config.cpu.capacity
+    free = shutil.disk_usage(_existing(folder)).free
+    if runs or (folder / "arena").exists():
+        return Check("ok", "arena_dir", f"{folder} has an arena; {_written(free)} more are free")
+    if need > free:
+        fix = (
+            f"set cpu.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, enlarge the file system (in a container: "
+            "the size of /dev/shm), or set arena_dir"
+        )
+        return Check("fail", "arena_dir", f"{folder} has {_written(free)} free, the arena needs {need}", fix)
+    return Check("ok", "arena_dir", f"{folder} has {_written(free)} free, the arena needs {need}")
+
+
+def _locked_memory() -> Iterator[Check]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    found = "unlimited" if soft == resource.RLIM_INFINITY else _written(soft)
+    if not cuda_present():
+        yield Check("ok", "memlock", f"{found}; without CUDA nothing is page-locked")
+    elif soft == resource.RLIM_INFINITY:
+        yield Check("ok", "memlock", found)
+    else:
+        yield Check("warn", "memlock", found, "raise it (ulimit -l unlimited), else copies to the GPU are slower")
+
+
+def _open_files() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES:
+        return Check("warn", "open files", f"{soft}", f"Ray wants more: ulimit -n {OPEN_FILES}")
+    return Check("ok", "open files", f"{soft}")
+
+
+def _nvme(settings: Settings) -> Iterator[Check]:
+    folder, need = settings.nvme_dir, settings.config.nvme.capacity
+    if not need:
+        yield Check("ok", "nvme", "off")
+        return
+    place = _existing(folder)
+    taken = sum(file.stat().st_blocks * 512 for file in folder.glob("*")) if folder.is_dir() else 0
+    free = shutil.disk_usage(place).free + taken
+    fix = f"set nvme.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, or nvme.path to a larger disk"
+    enough = need <= free
+    yield Check(
+        "ok" if enough else "fail", "nvme space", f"{folder} has {_written(free)} for {need}", "" if enough else fix
+    )
+    if not os.access(place, os.W_OK):
+        yield Check("fail", "nvme path", f"{place} cannot be written to", "set nvme.path to a folder of yours")
+        return
+    direct = _direct_io(place)
+    yield Check(
+        "ok" if not direct else "warn",
+        "direct I/O",
+        f"works in {place}" if not direct else f"not in {place}: {direct}",
+        "" if not direct else "the page cache is used, which works; for speed set nvme.path to a local disk",
+    )
+
+
+def _direct_io(folder: Path) -> str:
+    """Why O_DIRECT does not work there; empty when it does."""
+    if not hasattr(os, "O_DIRECT"):
+        return "this platform has no O_DIRECT"
+    fd, path = tempfile.mkstemp(prefix=".kvtier-doctor-", dir=folder)
+    try:
+        os.close(fd)
+        fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+        try:
+            os.pwrite(fd, mmap.mmap(-1, 4096), 0)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    finally:
+        os.unlink(path)
+    return ""
+
+
+def _gpu(settings: Settings) -> Check:
+    device = settings.gpu_device(int(cuda_present()))
+    if not device:
+        return Check("ok", "gpu", "no CUDA device: no GPU tier" if settings.config.gpu.device == "auto" else "off")
+    if device == "cpu":
+        return Check("ok", "gpu", "emulated in host memory: gpu(host)")
+    if not cuda_present():
+        return Check(
+            "fail", "gpu", f"gpu.device is {device}, and there is no CUDA", 'set gpu.device to "auto" or "off"'
+        )
+    import torch
+
+    number = int(device.partition(":")[2] or 0)
+    if number >= torch.cuda.device_count():
+        return Check(
+            "fail", "gpu", f"there are {torch.cuda.device_count()} CUDA devices", "set gpu.device to one of them"
+        )
+    free, _ = torch.cuda.mem_get_info(number)
+    need = settings.config.gpu.capacity
+    found = f"{torch.cuda.get_device_name(number)} has {_written(free)} free, the tier needs {need}"
+    return Check("ok", "gpu", found) if free > need else Check("fail", "gpu", found, "set gpu.capacity lower")
+
+
+def _redis(config: Config) -> Check:
+    if config.index.url != "embedded":
+        return Check("ok", "redis", f"index.url is {config.index.url}")
+    try:
+        return Check("ok", "redis", str(redis_server.find_binary()))
+    except ConfigError as exc:
+        return Check("fail", "redis", "no server program", str(exc))
+
+
+def _ray(config: Config) -> Iterator[Check]:
+    if importlib.util.find_spec("ray") is None:
+        yield Check("fail", "ray", "not installed", "pip install ray")
+        return
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    token = Path.home() / ".ray" / "auth_token"
+    if not config.ray.address:
+        yield Check("ok", "ray auth", "kvtier's own cluster has a token of its own, whatever the environment says")
+    elif mode:
+        yield Check("ok", "ray auth", f"RAY_AUTH_MODE={mode} for {config.ray.address}")
+    else:
+        yield Check(
+            "warn",
+            "ray auth",
+            f"RAY_AUTH_MODE is not set, and {token} {'exists' if token.exists() else 'does not exist'}",
+            f"set RAY_AUTH_MODE to what {config.ray.address} uses (token or disabled): Ray's default depends on that file",
+        )
+
+
+def _ports(config: Config, *, runs: bool) -> Iterator[Check]:
+    wanted = [("ray.port", "", config.ray.port)] if not config.ray.address else []
+    wanted.append(("metrics.port", config.metrics.host, config.metrics.port))
+    for name, host, port in wanted:
+        if not port:
+            yield Check("ok", name, "any free one")
+        elif runs:
+            yield Check("ok", name, f"{port}; kvtier runs")
+        elif fault := _busy(host, port):
+            yield Check(
+                "fail" if name == "ray.port" else "warn", name, f"{port}: {fault}", f"set {name} to a free one, or 0"
+            )
+        else:
+            yield Check("ok", name, f"{port} is free")
+
+
+def _busy(host: str, port: int) -> str:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            return exc.strerror or str(exc)
+    return ""
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    with suppress(OSError):
+        while not folder.exists():
+            folder = folder.parent
+    return folder
+
+
+def _written(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f}GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.0f}MiB"

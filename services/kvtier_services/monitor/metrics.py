@@ -1,0 +1,180 @@
+"""Prometheus metrics of one host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvtier import __version__
+from kvtier.hierarchy.stats import SECONDS_BUCKETS
+
+log = logging.getLogger(__name__)
+
+GAUGES = (
+    ("sessions", "kvtier_sessions", "Engines that are attached."),
+    ("leases", "kvtier_leases", "Leases that are held."),
+    ("leased_nbytes", "kvtier_leased_bytes", "Bytes of leased blocks, once for each lease."),
+    ("reservations", "kvtier_reservations", "Reservations that are open."),
+    ("staging", "kvtier_staging_blocks", "Blocks on their way into the CPU tier."),
+    ("blocks", "kvtier_blocks", "Blocks that some tier of this host has."),
+)
+COUNTERS = (
+    ("lookups", "kvtier_lookups", "Lookups of prefixes, by result.", "result"),
+    ("hits", "kvtier_hit_blocks", "Blocks leased, by the tier that had them.", "tier"),
+    ("misses", "kvtier_miss_blocks", "Blocks asked for and not leased, by reason.", "reason"),
+    ("tokens", "kvtier_hit_tokens", "Tokens leased, by the tier that had them.", "tier"),
+    ("refused", "kvtier_refused_blocks", "Blocks that a save got no slot for, by reason.", "reason"),
+    ("dropped", "kvtier_dropped_blocks", "Blocks that left the last tier that had them, by reason.", "reason"),
+    ("faults", "kvtier_faults", "What went wrong, by reason.", "reason"),
+)
+TIERS = (
+    ("used", "kvtier_tier_used_bytes", "Bytes that a tier holds, with all overhead."),
+    ("capacity", "kvtier_tier_capacity_bytes", "Bytes that a tier may hold."),
+    ("blocks", "kvtier_tier_blocks", "Blocks that a tier has."),
+)
+Status = Mapping[str, Any]
+
+
+class HostCollector(Collector):
+    """Reads a hierarchy's status when Prometheus asks."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        """Collect nothing yet.
+
+        Args:
+            status: `Hierarchy.status`.
+        """
+        self._status = status
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not ask for the status."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics of the host."""
+        status = self._status()
+        yield _gauge("kvtier_build_info", "Version of kvtier.", 1, version=__version__)
+        yield from _tiers(status["tiers"])
+        for field, name, text in GAUGES:
+            yield _gauge(name, text, status[field])
+        for field, name, text, label in COUNTERS:
+            yield _counter(name, text, label, status[field])
+        asked = sum(status["hits"].values()) + sum(status["misses"].values())
+        for name, text, value in (
+            ("kvtier_asked_blocks", "Blocks asked for.", asked),
+            ("kvtier_stored_blocks", "Blocks saved.", status["stored"]),
+            ("kvtier_stored_bytes", "Bytes saved.", status["stored_nbytes"]),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        yield _moves("kvtier_moves", "Blocks moved between tiers.", status["moves"])
+        yield _moves("kvtier_moved_bytes", "Bytes moved between tiers.", status["moved_nbytes"])
+        for what in ("load", "save"):
+            yield _histogram(what, status["seconds"].get(what))
+        yield from _index(status["index"])
+
+
+class Exporter:
+    """Serves a collector over HTTP, on a thread of its own.
+
+    Attributes:
+        url: where; empty when it could not listen.
+        fault: why it could not.
+    """
+
+    def __init__(self, status: Callable[[], Status], *, host: str, port: int) -> None:
+        """Start serving.
+
+        Args:
+            status: `Hierarchy.status`.
+            host: address to listen on.
+            port: 0 for any free one.
+        """
+        self.url = self.fault = ""
+        self._close: Callable[[], None] = lambda: None
+        registry = CollectorRegistry()
+        registry.register(HostCollector(status))
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as exc:
+            self.fault = (
+                f"no metrics: cannot listen on {host}:{port} ({exc.strerror}); set metrics.port to a free one, or 0"
+            )
+            log.warning("exporter off: %s", self.fault)
+            return
+
+        def close() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        self._close = close
+        self.url = f"http://{host}:{server.server_port}/metrics"
+
+    def close(self) -> None:
+        """Stop listening; idempotent."""
+        close, self._close = self._close, lambda: None
+        close()
+
+
+def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterable[Metric]:
+    families = [GaugeMetricFamily(name, text, labels=["tier"]) for _, name, text in TIERS]
+    up = GaugeMetricFamily("kvtier_tier_up", "Whether a tier works: 0 while it has a fault.", labels=["tier"])
+    events = CounterMetricFamily("kvtier_tier_events", "What a tier counts itself, by event.", labels=["tier", "event"])
+    for tier in tiers:
+        for family, (field, _, _) in zip(families, TIERS, strict=True):
+            family.add_metric([tier["label"]], tier[field])
+        up.add_metric([tier["label"]], 0 if tier["fault"] else 1)
+        for event, count in tier["counters"].items():
+            events.add_metric([tier["label"], event], count)
+    return [*families, up, events]
+
+
+def _gauge(name: str, text: str, value: float, **labels: str) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _moves(name: str, text: str, moves: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["source", "target"])
+    for way, count in moves.items():
+        family.add_metric(way.split(">"), count)
+    return family
+
+
+def _histogram(what: str, observed: Mapping[str, Any] | None) -> Metric:
+    family = HistogramMetricFamily(f"kvtier_{what}_seconds", f"Time of a client's {what}, as the client reports it.")
+    counts = observed["buckets"] if observed else [0] * (len(SECONDS_BUCKETS) + 1)
+    below, buckets = 0, []
+    for bound, count in zip([*map(str, SECONDS_BUCKETS), "+Inf"], counts, strict=True):
+        below += count
+        buckets.append((bound, below))
+    family.add_metric([], buckets, observed["sum"] if observed else 0.0)
+    return family
+
+
+def _index(index: Mapping[str, Any]) -> Iterable[Metric]:
+    kind = str(index["kind"])
+    yield _gauge("kvtier_index_up", "Whether the index answers.", int(bool(index["ok"])), kind=kind)
+    yield _gauge("kvtier_index_queued_updates", "Updates that the index was not told yet.", index["queued"], kind=kind)
+    yield _gauge("kvtier_index_nodes", "Live hosts that the index knows.", index["nodes_alive"], kind=kind)
+    for field, name, text in (
+        ("lookups", "kvtier_index_lookups", "Lookups in the index."),
+        ("round_trips", "kvtier_index_round_trips", "Round trips to its server."),
+        ("told", "kvtier_index_updates", "Updates told."),
+    ):
+        family = CounterMetricFamily(name, text, labels=["kind"])
+        family.add_metric([kind], index[field])
+        yield family

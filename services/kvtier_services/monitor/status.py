@@ -1,0 +1,115 @@
+"""The terminal's view of a status snapshot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kvtier.config.units import BYTES
+
+Snapshot = Mapping[str, Any]
+
+
+def render(snapshot: Snapshot, now: float | None = None) -> RenderableType:
+    """Draw a snapshot of the fleet.
+
+    Args:
+        snapshot: of the controller, with what the state file says.
+        now: seconds since the epoch.
+    """
+    now = time.time() if now is None else now
+    parts: list[RenderableType] = [_head(snapshot, now)]
+    if snapshot.get("fault"):
+        parts.append(Text(snapshot["fault"], style="yellow"))
+    for host in snapshot["hosts"]:
+        parts += ["", *_host(host)]
+    return Group(*parts)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if nbytes >= BYTES[unit]:
+            return f"{nbytes / BYTES[unit]:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def age(seconds: float) -> str:
+    """A time span for people."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _head(snapshot: Snapshot, now: float) -> Text:
+    ray, redis = snapshot["ray"], snapshot["redis"]
+    line = Text.assemble(("kvtier ", "bold"), snapshot.get("version", ""), f"  up {age(now - snapshot['started'])}")
+    line.append(f"  Ray {ray['address']}" + (f" (own, pid {ray['pid']})" if ray["own"] else " (yours)"))
+    if redis["embedded"]:
+        line.append(f"  {redis['version'] or 'Redis'} (pid {redis['pid']})" if redis["pid"] else "  ")
+        if not redis["pid"]:
+            line.append("Redis is gone: `kvtier up` starts it again", "red")
+    if "controller" in snapshot:
+        line.append(f"  controller pid {snapshot['controller']['pid']}")
+    return line
+
+
+def _host(host: Snapshot) -> Iterable[RenderableType]:
+    state = ("serving", "green") if host.get("serving") else ("not serving", "red")
+    pid = f"  pid {host['pid']}" if "pid" in host else ""
+    yield Text.assemble((host["host"], "bold"), "  ", state, f"{pid}  {host.get('socket', '')}")
+    for fault in (host.get("fault"), host.get("pinning"), (host.get("metrics") or {}).get("fault")):
+        if fault:
+            yield Text(fault, style="red")
+    hierarchy = host.get("hierarchy")
+    if not hierarchy:
+        return
+    yield _tiers(hierarchy["tiers"], {hand["tier"]: hand for hand in host.get("hands", [])}, hierarchy)
+    yield _traffic(hierarchy)
+    yield _index(hierarchy["index"])
+    metrics = host.get("metrics")
+    if metrics and metrics["url"]:
+        yield Text(f"metrics {metrics['url']}")
+
+
+def _tiers(tiers: Iterable[Snapshot], hands: Mapping[str, Snapshot], hierarchy: Snapshot) -> Table:
+    table = Table("tier", "used", "of", "", "blocks", "hits", "actor", "state", box=None, pad_edge=False)
+    for column in (1, 2, 4, 5):
+        table.columns[column].justify = "right"
+    for tier in tiers:
+        hand = hands.get(tier["tier"])
+        table.add_row(
+            tier["label"],
+            size(tier["used"]),
+            size(tier["capacity"]),
+            ProgressBar(total=max(1, tier["capacity"]), completed=tier["used"], width=24),
+            f"{tier['blocks']:,}",
+            f"{hierarchy['hits'].get(tier['tier'], 0):,}",
+            f"pid {hand['pid']}" if hand and hand["pid"] else "",
+            Text(tier["fault"], style="red") if tier["fault"] else Text("ok", style="green"),
+        )
+    return table
+
+
+def _traffic(status: Snapshot) -> Text:
+    asked = sum(status["hits"].values()) + sum(status["misses"].values())
+    line = Text(f"hit ratio {status['hit_ratio']:.1%} of {asked:,} blocks asked for, {status['stored']:,} stored")
+    line.append(f"; {status['sessions']} sessions, {status['leases']} leases, {status['reservations']} reservations")
+    for title, counts in (("moves", status["moves"]), ("refused", status["refused"]), ("faults", status["faults"])):
+        if counts:
+            line.append(f"\n{title} " + ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
+    return line
+
+
+def _index(index: Snapshot) -> Text:
+    well = Text("ok", style="green") if index["ok"] else Text(str(index["reason"]), style="red")
+    return Text.assemble(
+        f"index {index['kind']} ", well, f"  {index['told']:,} updates told, {index['queued']:,} queued"
+    )
