@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
 from kvtier.client.door import DoorSession
 from kvtier.memory.arena import Arena
-from kvtier.testing.session import CAPACITY, chain, fill, host_over, reserve
+from kvtier.testing.session import CAPACITY, chain, host_over, reserve, states
 from kvtier_services.gateway.control import Door, writer_gone
 
 
@@ -37,11 +38,8 @@ def engine(socket: Path, first: int) -> None:
     matched = session.match(chain(0, 3), 0.0)
     with session.writing():
         reserved = reserve(session, first, 4)
-        say(leased=len(matched.slots), offsets=reserved.grants["offset"].tolist())
-        sys.stdin.readline()
-        written = fill(session, reserved, first)
-        say(committed=session.commit(reserved.ticket, written))
-    sys.stdin.readline()
+        say(leased=len(matched.slots), granted=states(reserved))
+        signal.pause()
 
 
 if __name__ == "__main__":

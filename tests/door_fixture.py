@@ -66,23 +66,17 @@ def door_in_thread(hierarchy: Hierarchy, socket: Path) -> Iterator[Door]:
 
 
 class Child:
-    """A process that runs `tests.door_child` and says one JSON line a step."""
+    """A process that runs `tests.door_child` and says in JSON lines how far it is."""
 
     def __init__(self, *args: str) -> None:
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "services")])}
         command = [sys.executable, "-m", "tests.door_child", *args]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, cwd=ROOT, text=True
-        )
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, cwd=ROOT, text=True)
 
     def says(self):
         line = self._process.stdout.readline()
         assert line, f"the child ended with {self._process.wait(5.0)}"
         return json.loads(line)
-
-    def go_on(self) -> None:
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -93,7 +87,6 @@ class Child:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(10.0)
-        self._process.stdin.close()
         self._process.stdout.close()
 
 

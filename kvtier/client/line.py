@@ -22,13 +22,16 @@ from kvtier.rpc.kvtier_pb2_grpc import DoorStub
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+CLOSING = 1.0
+"""Seconds that a host may take to notice that a session is closed."""
+
 
 class Line:
     """A channel to one door, the attachment on it, and the arena behind it. Thread-safe.
 
     Args:
         where: socket of the door.
-        timeout: seconds that attaching and closing may take at first and at last.
+        timeout: seconds that attaching may take at first.
         clock: monotonic seconds.
 
     Attributes:
@@ -105,7 +108,7 @@ class Line:
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
-            self._at.close(self._timeout)
+            self._at.close(min(self._timeout, CLOSING))
             self._channel.close()
 
     def _attach_again(self, until: float) -> None:

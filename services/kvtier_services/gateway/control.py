@@ -87,7 +87,8 @@ class Door:
             os.chown(self._socket, -1, self._group)
         await server.start()
         self._server = server
-        self._calls.gone.update(int(file.stem) for file in (self._folder / CLIENTS).glob("*.lock"))
+        locks = (file.stem for file in (self._folder / CLIENTS).glob("*.lock"))
+        self._calls.gone.update(int(name) for name in locks if name.isdecimal())
         self._sweeper = asyncio.create_task(self._sweep())
         _log.info("door open socket=%s", self._socket)
 
