@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.block import PAGE
+from kvtier.block import PAGE, slot_nbytes
 from kvtier.errors import ConfigError, SessionUnavailable
 from kvtier.memory.lock import FileLock
 
@@ -33,7 +33,7 @@ class Arena:
         memory: the bytes.
         generations: u32 for each page; see the package's docstring.
         writers: u32 for each page; see the package's docstring.
-        epoch: how often it was taken over by a new owner.
+        epoch: moves on with every new owner; a new file begins with a random one, so that no two arenas share it.
         lock: held for life by the owner; None in other processes.
     """
 
@@ -49,11 +49,16 @@ class Arena:
         """Bytes."""
         return self.memory.nbytes
 
-    def renew(self, offset: int) -> int:
-        """Move the slot's generation on, before it is granted; returns the new one."""
-        page = offset // PAGE
-        self.generations[page] += np.uint32(1)
-        return int(self.generations[page])
+    def renew(self, offset: int, nbytes: int) -> int:
+        """Move the slot's generation on, before it is granted; returns the new one.
+
+        All its pages move on, not only the first: there a slot of another size may have begun, of which somebody still
+        copies who has lost his lease.
+        """
+        first = offset // PAGE
+        pages = self.generations[first : first + slot_nbytes(nbytes) // PAGE]
+        pages += np.uint32(1)
+        return int(pages[0])
 
     def payload(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of one slot."""
@@ -81,8 +86,16 @@ class Arena:
         Taking over moves all generations on, so that no reader of the old epoch accepts what it copies now.
 
         Raises:
-            ConfigError: another process owns it, or there is no room for it.
+            ConfigError: another process owns it, there is no room for it, or the folder cannot be used.
         """
+        try:
+            return cls._own(folder, capacity, mode)
+        except OSError as exc:
+            raise ConfigError(f"arena_dir {folder} cannot be used: {exc}; set it to a folder of yours") from exc
+
+    @classmethod
+    def _own(cls, folder: Path, capacity: int, mode: int) -> Arena:
+        size = _pages(capacity) * PAGE
         folder.mkdir(parents=True, exist_ok=True, mode=mode | (mode & 0o444) >> 2 | 0o700)
         (folder / CLIENTS).mkdir(exist_ok=True, mode=mode | (mode & 0o444) >> 2 | 0o700)
         lock = FileLock(folder / "lock", mode=mode)
@@ -94,7 +107,6 @@ class Arena:
                 "`kvtier down`, or set arena_dir to another folder"
             )
         lock.note(f"pid {os.getpid()}")
-        size = _pages(capacity) * PAGE
         try:
             known = _read_head(folder)
             if known is None or known[0] != size:
@@ -165,20 +177,27 @@ def _create(folder: Path, size: int, mode: int) -> None:
     need = size + PAGE + 2 * _table_nbytes(size)
     if need > free:
         raise ConfigError(_too_small(folder, size, free))
-    for name, nbytes in (("arena", size), ("tables", need - size)):
-        fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
-        try:
-            os.fchmod(fd, mode)
-            os.posix_fallocate(fd, 0, nbytes)
-            if name == "tables":
-                os.pwrite(fd, _HEAD.pack(_MAGIC, size, 0), 0)
-        except OSError as exc:
+    try:
+        _allocate(folder / "arena", size, mode)
+        _allocate(
+            folder / "tables", need - size, mode, _HEAD.pack(_MAGIC, size, int.from_bytes(os.urandom(6), "little"))
+        )
+    except OSError as exc:
+        for name in ("tables", "arena"):
             (folder / name).unlink(missing_ok=True)
-            if exc.errno == errno.ENOSPC:
-                raise ConfigError(_too_small(folder, size, free)) from exc
-            raise
-        finally:
-            os.close(fd)
+        if exc.errno == errno.ENOSPC:
+            raise ConfigError(_too_small(folder, size, free)) from exc
+        raise
+
+
+def _allocate(path: Path, nbytes: int, mode: int, head: bytes = b"") -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+        os.posix_fallocate(fd, 0, nbytes)
+        os.pwrite(fd, head, 0)
+    finally:
+        os.close(fd)
 
 
 def _too_small(folder: Path, size: int, free: int) -> str:

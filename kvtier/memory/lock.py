@@ -11,12 +11,14 @@ from pathlib import Path
 class FileLock:
     """An exclusive `flock` on a file; the kernel drops it when the process ends, however it ends.
 
-    A dying owner may hold it until its mappings are gone (20 to 50 ms a mapped GiB), so taking it is retried.
+    A dying owner may hold it until its mappings are gone (20 to 50 ms a mapped GiB), so taking it is retried. An owner
+    that ends in good order deletes the file: a lock on a deleted file protects nothing, so the new file is locked.
     """
 
     def __init__(self, path: Path, *, mode: int = 0o600) -> None:
         self.path = path
-        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        self._mode = mode
+        self._fd: int | None = self._open()
 
     def acquire(self, timeout: float = 0.0) -> bool:
         """Try for `timeout` seconds; False when another holds it."""
@@ -31,7 +33,10 @@ class FileLock:
                     return False
                 time.sleep(0.02)
             else:
-                return True
+                if self._is_current(self._fd):
+                    return True
+                self.close()
+                self._fd = self._open()
 
     def note(self, text: str) -> None:
         """Write who holds it into the file."""
@@ -40,14 +45,27 @@ class FileLock:
             os.pwrite(self._fd, text.encode(), 0)
 
     def read(self) -> str:
-        """What the holder wrote."""
-        return self.path.read_text(errors="replace").strip()
+        """What the holder wrote; empty when it has deleted the file."""
+        try:
+            return self.path.read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
 
     def close(self) -> None:
         """Let go of it; idempotent."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
+
+    def _is_current(self, fd: int) -> bool:
+        """Whether the path still names the file that was locked."""
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
 
 def is_free(path: Path) -> bool:

@@ -54,6 +54,8 @@ class SlotPool:
 
     def allocate(self, nbytes: int) -> int | None:
         """Grant a slot for a payload of `nbytes`; None when its class has no room."""
+        if nbytes < 1:
+            raise UsageError(f"a payload of {nbytes} bytes has no slot; ask for at least 1")
         size = slot_nbytes(nbytes)
         ready = self._open.setdefault(size, {})
         segment = next(iter(ready.values()), None) or self._new_segment(size)
@@ -84,17 +86,18 @@ class SlotPool:
         return base
 
     def retain(self, offsets: NDArray[np.int64]) -> None:
-        """Add one reference to each of these (distinct) granted slots."""
-        self._refs[offsets // PAGE] += 1
+        """Add one reference to each of these granted slots, as often as it is named."""
+        np.add.at(self._refs, offsets // PAGE, 1)
 
     def release(self, offsets: NDArray[np.int64]) -> list[int]:
-        """Drop one reference of each of these (distinct) slots; returns those that are free now."""
+        """Drop one reference of each of these slots, as often as it is named; returns those that are free now."""
         pages = offsets // PAGE
-        left = self._refs[pages] - 1
+        np.subtract.at(self._refs, pages, 1)
+        left = self._refs[pages]
         if (left < 0).any():
+            np.add.at(self._refs, pages, 1)
             raise UsageError("a slot was released more often than it was retained")
-        self._refs[pages] = left
-        freed: list[int] = offsets[left == 0].tolist()
+        freed = list(dict.fromkeys(offsets[left == 0].tolist()))
         for offset in freed:
             self._free(offset)
         return freed
@@ -106,12 +109,20 @@ class SlotPool:
     def room(self, nbytes: int) -> int:
         """How many more slots of this size could be granted now."""
         size = slot_nbytes(nbytes)
-        ready = sum(len(s.free) for s in self._open.get(size, {}).values())
-        return ready + sum((length * self.unit) // size for _, length in self._runs())
+        wanted = self._segment_units(size)
+        slots = sum(len(s.free) for s in self._open.get(size, {}).values())
+        for _, length in self._runs():
+            whole, rest = divmod(length, wanted)
+            slots += whole * (wanted * self.unit // size) + rest * self.unit // size
+        return slots
 
     def neighbours(self, offset: int) -> list[int]:
         """Granted slots of the segment that holds this one, itself included."""
         return list(self._segment_at(offset).live)
+
+    def segment(self, offset: int) -> int:
+        """Name of the segment that holds the granted slot at this offset."""
+        return self._segment_at(offset).first_unit
 
     def size_class(self, offset: int) -> int:
         """Size of the granted slot at this offset."""

@@ -41,7 +41,7 @@ class CpuTier:
             return None
         if writer:
             self._mark(offset, nbytes, writer)
-        return offset, self.arena.renew(offset)
+        return offset, self.arena.renew(offset, nbytes)
 
     def written(self, offset: int, nbytes: int) -> None:
         """The session that was granted this slot no longer writes into it."""
