@@ -11,11 +11,15 @@ class EvictionPolicy(Protocol):
 
     Blocks are small integers (rows of the block table). Pure: no clock, no I/O, no lock; the hierarchy calls it under
     its own. Prefix order is part of the contract: a parent is never a victim before all its children in the tier are
-    victims too.
+    victims too, whichever of them came first.
     """
 
     def insert(self, row: int, nbytes: int, parent: int | None) -> None:
-        """A block came in; `parent` may be unknown or absent from this tier."""
+        """A block came in, as the one used last; `parent` may be unknown or absent from this tier."""
+        ...
+
+    def adopt(self, row: int, parent: int) -> None:
+        """The parent of a block became known; ignored when the block is not in the tier."""
         ...
 
     def touch(self, chain: Sequence[int]) -> None:
@@ -23,11 +27,15 @@ class EvictionPolicy(Protocol):
         ...
 
     def remove(self, row: int) -> None:
-        """A block left; unknown rows are ignored."""
+        """A block left; unknown rows are ignored. Its children stay its children, should it come back."""
+        ...
+
+    def forget(self, row: int) -> None:
+        """A block left for good: another may get its row."""
         ...
 
     def victims(self, need: int, pinned: Callable[[int], bool]) -> list[int]:
-        """Blocks to evict, children before parents, that together free `need` bytes.
+        """Blocks to evict, children before parents, that together free `need` bytes, and not one more than that takes.
 
         All or nothing: an empty list when the unpinned blocks cannot free as much. A pinned block also keeps its
         ancestors.
@@ -35,7 +43,11 @@ class EvictionPolicy(Protocol):
         ...
 
     def with_descendants(self, rows: Sequence[int]) -> list[int]:
-        """These blocks and all their descendants in the tier, children before parents."""
+        """These blocks (absent ones left out) and all their descendants in the tier, children before parents."""
+        ...
+
+    def is_leaf(self, row: int) -> bool:
+        """Whether no child of this block is in the tier."""
         ...
 
     def __len__(self) -> int:

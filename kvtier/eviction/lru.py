@@ -34,8 +34,15 @@ class PrefixLRU:
         self._clock += 1
         self._stamps[row] = self._clock
         self._nbytes[row] = nbytes
-        self._parent[row] = parent
+        self._parent[row] = None
         if parent is not None:
+            self.adopt(row, parent)
+
+    def adopt(self, row: int, parent: int) -> None:
+        """See `EvictionPolicy`."""
+        if row in self._parent:
+            self._orphan(row)
+            self._parent[row] = parent
             self._children.setdefault(parent, set()).add(row)
 
     def touch(self, chain: Sequence[int]) -> None:
@@ -47,52 +54,72 @@ class PrefixLRU:
 
     def remove(self, row: int) -> None:
         """See `EvictionPolicy`."""
+        self._leave(row)
+
+    def forget(self, row: int) -> None:
+        """See `EvictionPolicy`."""
+        self._leave(row)
         for child in self._children.pop(row, ()):
             self._parent[child] = None
-        self._leave(row)
 
     def victims(self, need: int, pinned: Callable[[int], bool]) -> list[int]:
         """See `EvictionPolicy`."""
-        chosen: dict[int, None] = {}
-        freed, look_at, last = 0, 64, len(self._parent)
-        while look_at < 8 * last:
-            count = min(look_at, last)
-            oldest = np.argpartition(self._stamps, count - 1)[:count]
-            for row in oldest[np.argsort(self._stamps[oldest])].tolist():
-                if row in chosen or pinned(row) or not self._children_within(row, chosen):
-                    continue
-                chosen[row] = None
-                freed += int(self._nbytes[row])
-                if freed >= need:
-                    return list(chosen)
-            look_at *= 8
+        chosen: list[int] = []
+        passed: set[int] = set()
+        kept: dict[int, int] = {}
+        """How many children of a block are not chosen; missing: all of them."""
+        freed, begin, last = 0, 0, len(self._parent)
+        while need > 0 and begin < last:
+            end = min(max(64, 8 * begin), last)
+            oldest = np.argpartition(self._stamps, end - 1)[:end]
+            for row in oldest[np.argsort(self._stamps[oldest])][begin:].tolist():
+                passed.add(row)
+                free: int | None = row
+                # When the last child of an older block is chosen, that block is next.
+                while free in passed and not kept.get(free, free in self._children) and not pinned(free):
+                    chosen.append(free)
+                    freed += int(self._nbytes[free])
+                    if freed >= need:
+                        return chosen
+                    free = self._parent[free]
+                    if free is not None:
+                        kept[free] = kept.get(free, len(self._children[free])) - 1
+            begin = end
         return []
 
     def with_descendants(self, rows: Sequence[int]) -> list[int]:
         """See `EvictionPolicy`."""
         order: dict[int, None] = {}
-        stack = [row for row in rows if row in self._parent]
-        while stack:
-            row = stack.pop()
-            order.pop(row, None)
-            order[row] = None
-            stack.extend(child for child in self._children.get(row, ()) if child in self._parent)
-        return list(reversed(order))
+        seen: set[int] = set()
+        for root in rows:
+            stack = [root] if root in self._parent and root not in seen else []
+            while stack:
+                row = stack[-1]
+                if row in seen:
+                    order[stack.pop()] = None
+                else:
+                    seen.add(row)
+                    stack.extend(child for child in self._children.get(row, ()) if child not in seen)
+        return list(order)
+
+    def is_leaf(self, row: int) -> bool:
+        """See `EvictionPolicy`."""
+        return row not in self._children
 
     def __len__(self) -> int:
         """See `EvictionPolicy`."""
         return len(self._parent)
 
     def _leave(self, row: int) -> None:
-        parent = self._parent.pop(row, None)
+        self._orphan(row)
+        self._parent.pop(row, None)
         if row < len(self._stamps):
             self._stamps[row] = ABSENT
+
+    def _orphan(self, row: int) -> None:
+        parent = self._parent.get(row)
         if parent is not None:
             siblings = self._children[parent]
             siblings.discard(row)
             if not siblings:
                 del self._children[parent]
-
-    def _children_within(self, row: int, chosen: dict[int, None]) -> bool:
-        children = self._children.get(row)
-        return not children or all(child in chosen for child in children)

@@ -1,70 +1,26 @@
-"""The hot path of one host."""
+"""The brain of one host, as sessions see it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from typing import Any
 
-import numpy as np
-
-from kvtier.block import BlockHeader, slot_nbytes
-from kvtier.errors import CorruptPayload
-from kvtier.hierarchy.answers import GRANT, SLOT, GrantState, Matched, Reserved
-from kvtier.hierarchy.ledger import Reservation
+from kvtier.block import slot_nbytes
+from kvtier.hierarchy import loading, report, saving
+from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.hierarchy.limits import Limits
+from kvtier.hierarchy.loading import Look
 from kvtier.hierarchy.mover import Mover
-from kvtier.hierarchy.room import grant_at_once
-from kvtier.hierarchy.staging import Staging
 from kvtier.hierarchy.state import Clock, State
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
 from kvtier.tiers.base import Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much one session may hold, and when old blocks move down.
-
-    Attributes:
-        session_leased: bytes that one session may have leased.
-        session_reserved: bytes that one session may have reserved.
-        staging_reserve: part of the CPU tier that saves leave to blocks that come up from other tiers.
-        high, low: watermarks of the CPU tier, as parts of its capacity.
-    """
-
-    session_leased: int
-    session_reserved: int
-    staging_reserve: float = 0.05
-    high: float = 0.9
-    low: float = 0.8
-
-    @classmethod
-    def of(cls, capacity: int) -> Limits:
-        """The defaults for a CPU tier of this size."""
-        return cls(session_leased=capacity // 10 * 9, session_reserved=capacity // 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at the table gave.
-
-    Attributes:
-        matched: the answer.
-        staging: the flight that brings up more; None when there is nothing to wait for.
-        asked: how many blocks were asked for.
-        tokens: tokens leased, by tier.
-        missed: blocks not leased, by reason.
-    """
-
-    matched: Matched
-    staging: Staging | None
-    asked: int
-    tokens: dict[str, int]
-    missed: dict[str, int]
+__all__ = ["Hierarchy", "Limits"]
 
 
 class Hierarchy:
@@ -100,11 +56,12 @@ class Hierarchy:
         self.mover.start([self._absolve, self._republish])
 
     def close(self) -> None:
-        """Stop the background, then close tiers and index."""
-        self.mover.close()
-        for tier in self.state.tiers.values():
-            tier.close()
-        self.state.index.close()
+        """Stop the background, then close tiers and index; idempotent."""
+        with ExitStack() as last_first:
+            last_first.callback(self.state.index.close)
+            for tier in self.state.tiers.values():
+                last_first.callback(tier.close)
+            last_first.callback(self.mover.close)
 
     # Sessions
 
@@ -132,10 +89,9 @@ class Hierarchy:
         look = self.look(session, keys)
         if look.staging is not None and wait > 0:
             self.release(look.matched.lease)
-            staging = look.staging
             with suppress(TimeoutError):
-                staging.done.result(wait)
-            look = self.look(session, keys, staging.origin)
+                look.staging.done.result(wait)
+            look = self.look(session, keys, look.staging.origin)
         return self.settle(look)
 
     def look(self, session: int, keys: Sequence[bytes], origin: Mapping[bytes, TierNumber] | None = None) -> Look:
@@ -146,49 +102,14 @@ class Hierarchy:
             keys: addresses of a chain from its first block.
             origin: tiers from which blocks were brought up for this very request.
         """
-        state, table = self.state, self.state.table
-        with state.lock:
-            holdings = state.ledger.of(session)
-            rows = table.prefix(keys)
-            offsets = table.offset[rows]
-            away = np.flatnonzero(offsets < 0)
-            ready = int(away[0]) if away.size else len(rows)
-            room = self.limits.session_leased - holdings.leased_nbytes
-            sizes = np.cumsum(table.nbytes[rows[:ready]])
-            within = int(np.searchsorted(sizes, room, side="right")) if ready else 0
-            staging = self.mover.stager.stage(keys[ready : len(rows)]) if within == ready < len(rows) else None
-            leased, slots = rows[:within], np.empty(within, SLOT)
-            slots["offset"], slots["nbytes"] = offsets[:within], table.nbytes[leased]
-            slots["generation"] = table.generation[leased]
-            tiers = np.full(within, TierNumber.CPU, np.uint8)
-            for i in range(within if origin else 0):
-                tiers[i] = (origin or {}).get(keys[i], TierNumber.CPU)
-            lease = 0
-            if within:
-                state.cpu.pool.retain(offsets[:within])
-                state.policies[TierNumber.CPU].touch(leased.tolist())
-                table.hits[leased] += 1
-                table.used[leased] = state.clock()
-                lease = state.ledger.lease(session, offsets[:within], int(sizes[within - 1]))
-            tokens = {self._name(t): int(table.tokens[leased][tiers == t].sum()) for t in np.unique(tiers).tolist()}
-        waiting = sum(key in staging.origin for key in keys[within:]) if staging is not None else 0
-        missed = {"quota": ready - within, "staging": waiting, "absent": len(keys) - max(ready, within + waiting)}
-        return Look(Matched(lease, slots, waiting, tiers), staging, len(keys), tokens, missed)
+        return loading.look(self.state, self.mover.stager, session, self.limits.session_leased, keys, origin or {})
 
     def settle(self, look: Look) -> Matched:
         """Count a look as the answer that was given."""
-        state, matched = self.state, look.matched
-        found, stats = len(matched.slots), self.state.stats
-        with state.lock:
-            for tier, count in zip(*np.unique(matched.tiers, return_counts=True), strict=True):
-                stats.hits[self._name(int(tier))] += int(count)
-            stats.tokens.update(look.tokens)
-            for reason, count in look.missed.items():
-                stats.misses[reason] += count
-            stats.lookups["full" if found == look.asked else "partial" if found else "miss"] += 1
-        if found:
-            self._promote_later(matched)
-        return matched
+        loading.count(self.state, look)
+        if len(look.matched.slots):
+            self.mover.promote(look.matched.slots["offset"])
+        return look.matched
 
     def release(self, lease: int, seconds: float = 0.0) -> None:
         """Give a lease back; idempotent.
@@ -208,44 +129,18 @@ class Hierarchy:
     # Save
 
     def reserve(self, session: int, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
-        """See `Session.reserve`."""
-        state = self.state
-        grants = np.zeros(len(keys) - start, GRANT)
-        kept = int(self.limits.staging_reserve * state.cpu.pool.capacity)
-        booked = Reservation(session, [], [], [], [], [], keys[start - 1] if start else None, list(keys[start:]))
-        reason = ""
-        with state.lock:
-            holdings = state.ledger.of(session)
-            budget = self.limits.session_reserved - holdings.reserved_nbytes
-            known = state.table.prefix(keys)
-            state.policies[TierNumber.CPU].touch(known[state.table.offset[known] >= 0].tolist())
-            for i, (key, size) in enumerate(zip(booked.asked, nbytes, strict=True)):
-                if key in state.table.rows:
-                    grants[i]["state"] = GrantState.STORED
-                    continue
-                if key in state.ledger.writing:
-                    grants[i]["state"] = GrantState.BUSY
-                    continue
-                reason = self._refusal(size, budget, kept)
-                slot = None
-                if not reason:
-                    slot = grant_at_once(state, size, session, keep=kept)
-                    reason = "" if slot else "pressure"
-                if slot is None:
-                    grants[i:]["state"] = GrantState.REFUSED
-                    state.stats.refused[reason] += len(grants) - i
-                    break
-                budget -= size
-                grants[i] = (*slot, GrantState.GRANTED)
-                booked.keys.append(key)
-                booked.offsets.append(slot[0])
-                booked.generations.append(slot[1])
-                booked.nbytes.append(size)
-                booked.positions.append(i)
-            ticket = state.ledger.reserve(booked) if booked.keys else 0
-        if reason == "pressure" or state.cpu.pool.used > self.limits.high * state.cpu.pool.capacity:
-            self.mover.kick(short=kept + sum(map(slot_nbytes, nbytes)) if reason == "pressure" else 0)
-        return Reserved(ticket, grants, reason)
+        """See `Session.reserve`.
+
+        Raises:
+            UsageError: not one size a key.
+        """
+        reserved = saving.reserve(self.state, self.limits, session, keys, nbytes, start)
+        pool = self.state.cpu.pool
+        if reserved.reason == "pressure":
+            self.mover.kick(short=saving.staging_nbytes(self.state, self.limits) + sum(map(slot_nbytes, nbytes)))
+        elif pool.used > self.limits.high * pool.capacity:
+            self.mover.kick()
+        return reserved
 
     def commit(self, session: int, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
         """See `Session.commit`.
@@ -256,43 +151,22 @@ class Hierarchy:
             written: positions whose slot holds a whole payload.
             seconds: how long the writer took, for the histogram of saves.
         """
-        state = self.state
-        visible: dict[int, bool] = dict.fromkeys(written, False)
-        with state.lock:
-            state.ledger.of(session)
-            booked = state.ledger.end_reservation(ticket, session)
-            if booked is None:
-                return [False] * len(written)
-            parents = [booked.ancestor, *booked.asked]
-            for i, key, offset, generation, size in zip(
-                booked.positions, booked.keys, booked.offsets, booked.generations, booked.nbytes, strict=True
-            ):
-                state.cpu.written(offset, size)
-                header = self._written(key, offset, size) if i in visible else None
-                if header is None or key in state.table.rows:
-                    state.free_slot(offset)
-                    continue
-                row = state.learn(key, size, state.table.rows.get(parents[i] or b"", -1))
-                state.place(row, offset, generation, header)
-                visible[i] = True
-                state.stats.stored += 1
-                state.stats.stored_nbytes += size
-            known = [state.table.rows[key] for key in booked.asked if key in state.table.rows]
-            here = [row for row in known if state.table.has(row, TierNumber.CPU)]
-            state.policies[TierNumber.CPU].touch(here)
-            if seconds:
-                state.stats.observe("save", seconds)
-        return list(visible.values())
+        visible = saving.commit(self.state, session, ticket, written)
+        if seconds:
+            with self.state.lock:
+                self.state.stats.observe("save", seconds)
+        return visible
 
     def condemn(self, keys: Sequence[bytes], why: str) -> None:
         """A reader found that these blocks' bytes in the arena are not what was written: drop them everywhere."""
         state = self.state
         with state.lock:
             state.stats.faults[why] += len(keys)
-            gone = [key for key in keys if state.row(key) is not None]
+            gone = [key for key in dict.fromkeys(keys) if state.row(key) is not None]
             for row in [state.table.rows[key] for key in gone]:
-                for tier in TierNumber:
+                for tier in reversed(TierNumber):
                     state.leave(row, tier, why)
+            state.forgetting.update(gone)
         self.mover.forget(gone)
 
     # Moves, looking
@@ -307,86 +181,19 @@ class Hierarchy:
 
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
         """See `Session.inspect`."""
-        state, table = self.state, self.state.table
-
-        def describe(row: int) -> dict[str, Any]:
-            return {
-                "tiers": [self._name(tier) for tier in TierNumber if table.has(row, tier)],
-                "nbytes": int(table.nbytes[row]),
-                "codec": int(table.codec[row]),
-                "created": float(table.created[row]),
-                "last_access": float(table.used[row]),
-                "hits": int(table.hits[row]),
-                "leased": table.has(row, TierNumber.CPU) and state.pinned(row),
-            }
-
-        with state.lock:
-            rows = map(state.row, keys)
-            return [None if row is None else describe(row) for row in rows]
+        return report.inspect(self.state, keys)
 
     def status(self) -> dict[str, Any]:
         """Tiers, counters, sessions and index of this host, as plain values."""
-        state = self.state
-        tiers = {TierNumber.CPU: state.cpu.usage()} | {n: tier.usage() for n, tier in state.tiers.items()}
-        with state.lock:
-            masks = state.table.tiers[list(state.table.rows.values())] if state.table.rows else np.zeros(0, np.uint8)
-            return {
-                "epoch": self.arena.epoch,
-                "tiers": [
-                    {
-                        "tier": self._name(number),
-                        "label": getattr(state.tiers.get(number), "label", self._name(number)),
-                        "capacity": usage.capacity,
-                        "used": usage.used,
-                        "blocks": int((masks >> np.uint8(number) & 1).sum()),
-                        "fault": usage.fault,
-                        "counters": usage.counters,
-                    }
-                    for number, usage in sorted(tiers.items())
-                ],
-                "blocks": len(state.table),
-                "sessions": len(state.ledger.sessions),
-                "leases": len(state.ledger.leases),
-                "leased_nbytes": sum(h.leased_nbytes for h in state.ledger.sessions.values()),
-                "reservations": len(state.ledger.reservations),
-                "staging": self.mover.stager.flying,
-                "index": state.index.status(),
-                **state.stats.as_dict(),
-            }
+        return report.status(self.state) | {"staging": self.mover.stager.flying}
 
     # Inside
 
-    def _name(self, tier: int) -> str:
-        return TierNumber(tier).name.lower()
-
-    def _refusal(self, size: int, budget: int, kept: int) -> str:
-        pool = self.state.cpu.pool
-        if slot_nbytes(size) > pool.capacity - kept:
-            return "too_large"
-        if size > budget:
-            return "quota"
-        return ""
-
-    def _written(self, key: bytes, offset: int, size: int) -> BlockHeader | None:
-        try:
-            header = BlockHeader.unpack(self.arena.payload(offset, size))
-        except CorruptPayload:
-            header = None
-        if header is None or (header.address, header.payload_nbytes) != (key, size):
-            self.state.stats.faults["bad_commit"] += 1
-            return None
-        return header
-
-    def _promote_later(self, matched: Matched) -> None:
-        if TierNumber.GPU in self.state.tiers:
-            with self.state.lock:
-                rows = [self.state.at[offset] for offset in matched.slots["offset"].tolist() if offset in self.state.at]
-                keys = [self.state.table.keys[row] for row in rows]
-            self.mover.promote(keys)
-
     def _absolve(self) -> None:
         state = self.state
-        for session in [s for s in list(state.cpu.quarantined) if self._writer_gone(s)]:
+        with state.lock:
+            cut_off = list(state.cpu.quarantined)
+        for session in filter(self._writer_gone, cut_off):
             with state.lock:
                 state.cpu.absolve(session)
 

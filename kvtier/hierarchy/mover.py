@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvtier.block import PAGE
 from kvtier.hierarchy import transfer
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
+from kvtier.hierarchy.transfer import Held
 from kvtier.tiers.base import TierNumber
 
 TICK = 0.05
 """Seconds between looks at watermarks, quarantine and index when nothing else wakes the keeper."""
 PROMOTIONS_WAITING = 64
 GPU_SLACK = 1 << 20
-"""Bytes kept free in the GPU tier beyond what is needed now, for what its size classes cannot use."""
+"""Bytes kept free in the GPU tier beyond what is needed now, for what its size classes cannot use; in a small tier a
+sixteenth of it."""
 ONLY_CPU = 1 << TierNumber.CPU
 ONLY_GPU = 1 << TierNumber.GPU
 
@@ -38,8 +44,9 @@ class Mover:
         self._worker = ThreadPoolExecutor(1, "kvtier-move")
         self._closing = threading.Event()
         self._kicked = threading.Event()
+        self._relieving = threading.Lock()
         self._short = 0
-        self._promotions = 0
+        self._promotions = threading.Semaphore(PROMOTIONS_WAITING)
         self._chores: Sequence[Callable[[], None]] = ()
         self._keeper = threading.Thread(target=self._keep, name="kvtier-keep", daemon=True)
 
@@ -49,13 +56,20 @@ class Mover:
         self._keeper.start()
 
     def close(self) -> None:
-        """Stop; what is under way ends first."""
+        """Stop; what is under way ends first, what waits is given up. No future is left pending."""
         self._closing.set()
         self._kicked.set()
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._worker.shutdown(wait=True)
         self.stager.close()
         if self._keeper.is_alive():
             self._keeper.join()
+
+    def drain(self) -> None:
+        """Wait until everything that was asked for so far is done, and the CPU tier is below its watermark."""
+        self._submit(lambda: 0).result()
+        self.stager.drain()
+        self._relieve()
+        self._submit(lambda: 0).result()
 
     def kick(self, *, short: int = 0) -> None:
         """Look at the watermarks now; `short`: somebody was refused this many bytes, which the next one may want."""
@@ -70,66 +84,102 @@ class Mover:
         left = 0
         for batch in transfer.batches(state, keys):
             with transfer.pinned(state, self._rows(batch)) as here:
-                with state.lock:
-                    dirty = [row for row in here if state.table.tiers[row] == ONLY_CPU]
-                transfer.write(state, TierNumber.NVME, dirty)
-            left += self._leave(batch, TierNumber.CPU, "cpu_evicted")
+                transfer.write(state, TierNumber.NVME, [block for block in here if block.tiers == ONLY_CPU])
+            left += self._leave(batch, TierNumber.CPU, "cpu_evicted", leaves_only=True)
         return left
 
-    def promote(self, keys: Sequence[bytes]) -> None:
-        """Copy blocks of the CPU tier to the GPU tier, where there is one; declined when too many wait."""
-        if TierNumber.GPU in self._state.tiers and self._promotions < PROMOTIONS_WAITING and not self._closing.is_set():
-            self._promotions += 1
-            self._worker.submit(self._promote, list(keys)).add_done_callback(self._promoted)
+    def promote(self, offsets: NDArray[Any]) -> None:
+        """Copy blocks in these slots of the CPU tier to the GPU tier, where there is one; declined when many wait."""
+        state = self._state
+        if TierNumber.GPU not in state.tiers:
+            return
+        with state.lock:
+            rows = [row for offset in offsets.tolist() if (row := state.at.get(offset)) is not None]
+            keys = [state.table.keys[row] for row in rows if not state.table.has(row, TierNumber.GPU)]
+        if keys and self._promotions.acquire(blocking=False):
+            self._submit(self._promote, keys).add_done_callback(lambda _: self._promotions.release())
 
     def move(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """Bring blocks to one tier and out of the other memory tiers; how many are there at the end."""
-        return self._worker.submit(self._move, list(keys), tier)
+        return self._submit(self._move, list(keys), tier)
 
     def bring(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """Bring blocks up to one tier, leaving their copies elsewhere; how many are there at the end."""
-        return self._worker.submit(self._bring, list(keys), tier)
+        return self._submit(self._bring, list(keys), tier)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Tell all tiers to forget blocks that the table no longer has."""
+        self._submit(self._forget, list(keys))
+
+    def _submit(self, work: Callable[..., int], *args: Any) -> Future[int]:
+        """Queue work; what is not done because this is closing, or fails, answers 0."""
+        try:
+            return self._worker.submit(self._guarded, work, *args)
+        except RuntimeError:  # closed
+            nothing: Future[int] = Future()
+            nothing.set_result(0)
+            return nothing
+
+    def _guarded(self, work: Callable[..., int], *args: Any) -> int:
+        try:
+            return 0 if self._closing.is_set() else work(*args)
+        except Exception:  # noqa: BLE001 - one move that fails must not end all others
+            self._count("mover_error")
+            return 0
+
+    def _count(self, fault: str) -> None:
+        with self._state.lock:
+            self._state.stats.faults[fault] += 1
+
+    def _forget(self, keys: list[bytes]) -> int:
         for tier in self._state.tiers:
-            self._worker.submit(transfer.remove, self._state, tier, list(keys))
+            transfer.remove(self._state, tier, keys)
+        with self._state.lock:
+            self._state.forgetting -= Counter(keys)
+        return len(keys)
 
-    def _promoted(self, _: Future[None]) -> None:
-        self._promotions -= 1
-
-    def _promote(self, keys: list[bytes]) -> None:
+    def _promote(self, keys: list[bytes]) -> int:
         state = self._state
         absent = [key for key in keys if not self._has(key, TierNumber.GPU)]
         for batch in transfer.batches(state, absent):
             with transfer.pinned(state, self._rows(batch)) as here:
                 self._room_on_gpu(here)
-                transfer.write(state, TierNumber.GPU, here)
+                refused = transfer.write(state, TierNumber.GPU, here)
+                if refused:  # there are bytes, but not for this size: old blocks go until a segment is free
+                    self._room_on_gpu(here, at_least=sum(block.nbytes for block in refused))
+                    transfer.write(state, TierNumber.GPU, refused)
+        return len(absent)
 
-    def _room_on_gpu(self, coming: list[int]) -> None:
+    def _room_on_gpu(self, coming: Sequence[Held], *, at_least: int = 0) -> None:
         """Take old blocks out of the GPU tier, down to the CPU tier those that no other tier has."""
         state = self._state
-        usage = state.tiers[TierNumber.GPU].usage()
+        usage = transfer.ask(state, TierNumber.GPU, lambda tier: tier.usage())
+        if usage is None:
+            return
+        room = usage.capacity - usage.used
+        wanted = sum(block.nbytes for block in coming)
+        need = max(wanted + min(GPU_SLACK, usage.capacity // 16) - room, at_least)
         with state.lock:
-            need = int(state.table.nbytes[coming].sum()) + GPU_SLACK - (usage.capacity - usage.used)
-            if need <= 0:
-                return
-            rows = state.policies[TierNumber.GPU].victims(need, set(coming).__contains__)
-            keys = [state.table.keys[row] for row in rows]
-            last = [state.table.keys[row] for row in rows if state.table.tiers[row] == ONLY_GPU]
+            policy, table = state.policies[TierNumber.GPU], state.table
+            stay = {row for block in coming if (row := state.row(block.key)) is not None}
+            rows = policy.victims(need, stay.__contains__) or policy.victims(wanted - room, stay.__contains__)
+            keys = [table.keys[row] for row in rows]
+            last = [table.keys[row] for row in rows if table.tiers[row] == ONLY_GPU]
         pins: list[int] = []
         for batch in transfer.batches(state, last):
             self.stager.fetch(batch, dict.fromkeys(batch, TierNumber.GPU), pins)
-        self._leave(keys, TierNumber.GPU, "gpu_evicted")
+        self._leave(keys, TierNumber.GPU, "gpu_evicted", leaves_only=True)
         with state.lock:
             state.cpu.pool.release(np.array(pins, np.int64))
 
     def _bring(self, keys: list[bytes], tier: TierNumber) -> int:
-        with self._state.lock:
+        state = self._state
+        with state.lock:
+            state.link(state.table.prefix(keys))
             staging = self.stager.stage(keys)
         if staging is not None:
             staging.done.result()
-        if tier is TierNumber.GPU:
+        if tier is TierNumber.GPU and tier in state.tiers:
             self._promote(keys)
         return sum(self._has(key, tier) for key in keys)
 
@@ -150,19 +200,28 @@ class Mover:
         with state.lock:
             return sum(state.table.best(row) == tier for row in self._rows(keys))
 
-    def _leave(self, keys: Sequence[bytes], tier: TierNumber, why: str) -> int:
-        """Take blocks out of a tier; in the CPU tier, leased ones stay. How many left."""
+    def _leave(self, keys: Sequence[bytes], tier: TierNumber, why: str, *, leaves_only: bool = False) -> int:
+        """Take blocks out of a tier; in the CPU tier, leased ones stay. How many left.
+
+        Args:
+            keys: children before parents.
+            tier: to leave.
+            why: for the counters.
+            leaves_only: a block stays when it has a child there: one that was leased, or came, after it was chosen.
+        """
         state = self._state
+        gone: list[bytes] = []
         with state.lock:
-            rows = [row for row in self._rows(keys) if state.table.has(row, tier)]
-            if tier is TierNumber.CPU:
-                rows = [row for row in rows if not state.pinned(row)]
-            gone = [state.table.keys[row] for row in rows]
-            for row in rows:
+            table = state.table
+            for row in self._rows(keys):
+                leased = tier is TierNumber.CPU and table.has(row, tier) and state.pinned(row)
+                if not table.has(row, tier) or leased or (leaves_only and not state.policies[tier].is_leaf(row)):
+                    continue
+                gone.append(table.keys[row])
                 state.leave(row, tier, why)
         if tier is not TierNumber.CPU:
             transfer.remove(state, tier, gone)
-        return len(rows)
+        return len(gone)
 
     def _rows(self, keys: Sequence[bytes]) -> list[int]:
         with self._state.lock:
@@ -177,20 +236,27 @@ class Mover:
         while not self._closing.is_set():
             self._kicked.wait(TICK)
             self._kicked.clear()
-            self._relieve()
-            for chore in self._chores:
-                chore()
+            for chore in (self._relieve, *self._chores):
+                try:
+                    chore()
+                except Exception:  # noqa: BLE001 - without its keeper a host fills up and stays full
+                    self._count("keeper_error")
 
     def _relieve(self) -> None:
-        """Move old blocks down until the CPU tier is below its low watermark, and has what was refused."""
+        """Move old blocks down until the CPU tier is below its low watermark, and has what was refused.
+
+        Without an NVMe tier there is nothing below: whoever needs room takes it from the oldest block then.
+        """
         state, pool = self._state, self._state.cpu.pool
-        short, self._short = min(self._short, pool.capacity // 2), 0
-        if not short and pool.used <= self._high * pool.capacity:
-            return
-        target = min(int(self._low * pool.capacity), pool.capacity - short)
-        while not self._closing.is_set() and pool.used > target:
-            need = min(pool.used - target, transfer.BATCH_NBYTES)
-            with state.lock:
-                rows = state.policies[TierNumber.CPU].victims(need, state.pinned)
-            if not rows or not self.demote(rows):
+        with self._relieving:
+            short, self._short = min(self._short, pool.capacity // 2), 0
+            if TierNumber.NVME not in state.tiers or not (short or pool.used > self._high * pool.capacity):
                 return
+            target = min(int(self._low * pool.capacity), pool.capacity - short)
+            while not self._closing.is_set() and pool.used > target:
+                need = min(pool.used - target, transfer.BATCH_NBYTES)
+                with state.lock:
+                    policy = state.policies[TierNumber.CPU]
+                    rows = policy.victims(need, state.pinned) or policy.victims(PAGE, state.pinned)
+                if not rows or not self.demote(rows):
+                    return

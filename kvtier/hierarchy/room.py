@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from kvtier.block import slot_nbytes
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
+
+SEGMENTS_TRIED = 8
+"""Segments that hold something pinned and are passed over, before only slots of the wanted size are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +26,59 @@ class Victims:
     dirty: list[int]
 
 
-def choose(state: State, nbytes: int, need: int) -> Victims:
+def choose(state: State, nbytes: int, need: int, spared: Set[int] = frozenset()) -> Victims:
     """Choose victims so that a slot for `nbytes` becomes free; `need` bytes of them where there are as many.
 
     The oldest block decides. If its slot has the wanted size, old blocks leave one by one. If not, its whole segment
-    must be emptied, and with it go the descendants of what lies there.
+    must be emptied, and with it go the descendants of what lies there. A segment that cannot be emptied is left alone:
+    single blocks of another size would leave for nothing.
+
+    Args:
+        state: of the host.
+        nbytes: of the payload that needs a slot.
+        need: bytes to free.
+        spared: blocks that must stay, and with them all their ancestors.
     """
     policy, pool = state.policies[TierNumber.CPU], state.cpu.pool
     size = slot_nbytes(nbytes)
-    rows = policy.victims(max(need, size), state.pinned) or policy.victims(size, state.pinned)
-    if rows and size != pool.size_class(int(state.table.offset[rows[0]])):
-        rows = _segment(state, rows[0]) or rows
+    hopeless: set[int] = set()
+
+    def offset(row: int) -> int:
+        return int(state.table.offset[row])
+
+    def kept(row: int) -> bool:
+        return row in spared or state.pinned(row)
+
+    def useless(row: int) -> bool:
+        return kept(row) or pool.size_class(offset(row)) != size
+
+    def elsewhere(row: int) -> bool:
+        return kept(row) or pool.segment(offset(row)) in hopeless
+
+    rows: list[int] = []
+    while not rows and len(hopeless) <= SEGMENTS_TRIED and (oldest := policy.victims(1, elsewhere)):
+        if not useless(oldest[0]):
+            break
+        hopeless.add(pool.segment(offset(oldest[0])))
+        rows = _segment(state, oldest[0], kept)
+    rows = rows or policy.victims(max(need, size), useless) or policy.victims(size, useless)
     keeps = TierNumber.NVME in state.tiers
     only_cpu = 1 << TierNumber.CPU
     return Victims(rows, [row for row in rows if keeps and state.table.tiers[row] == only_cpu])
 
 
-def _segment(state: State, row: int) -> list[int]:
+def _segment(state: State, row: int, kept: Callable[[int], bool]) -> list[int]:
+    """All blocks of the segment that holds this one, with their descendants; none when one of them is kept."""
     slots = state.cpu.pool.neighbours(int(state.table.offset[row]))
     if any(offset not in state.at for offset in slots):
         return []
     rows = state.policies[TierNumber.CPU].with_descendants([state.at[offset] for offset in slots])
-    return [] if any(map(state.pinned, rows)) else rows
+    return [] if any(map(kept, rows)) else rows
 
 
-def grant_at_once(state: State, nbytes: int, writer: int, *, keep: int) -> tuple[int, int] | None:
+def grant_at_once(
+    state: State, nbytes: int, writer: int, *, keep: int, spared: Set[int] = frozenset()
+) -> tuple[int, int] | None:
     """A slot that is free, or can be freed without writing anything down; None otherwise.
 
     Args:
@@ -54,10 +86,13 @@ def grant_at_once(state: State, nbytes: int, writer: int, *, keep: int) -> tuple
         nbytes: of the payload.
         writer: session that will write into the slot.
         keep: bytes of the CPU tier that must stay free.
+        spared: blocks that must stay: the ancestors of what is saved, without which nobody would reach it.
     """
     pool, slot = state.cpu.pool, None
     while pool.free_nbytes < keep + slot_nbytes(nbytes) or (slot := state.cpu.grant(nbytes, writer)) is None:
-        victims = choose(state, nbytes, keep)
+        victims = choose(state, nbytes, keep, spared)
+        if victims.dirty:
+            victims = choose(state, nbytes, 0, spared)
         if not victims.rows or victims.dirty:
             return None
         for row in victims.rows:

@@ -19,6 +19,13 @@ PATIENCE = 30.0
 """Seconds that a flight waits for one that it depends on."""
 
 
+def _running() -> Future[int]:
+    """A future that one who waits cannot cancel for the others."""
+    future: Future[int] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 @dataclass(slots=True, eq=False)
 class Staging:
     """Blocks of one chain on their way.
@@ -29,7 +36,7 @@ class Staging:
     """
 
     origin: dict[bytes, TierNumber]
-    done: Future[int] = field(default_factory=Future)
+    done: Future[int] = field(default_factory=_running)
 
 
 class Stager:
@@ -40,10 +47,22 @@ class Stager:
         self._demote = demote
         self._flights: dict[bytes, Staging] = {}
         self._threads = ThreadPoolExecutor(threads, "kvtier-stage")
+        self._closing = False
 
     def close(self) -> None:
-        """Stop; flights under way end first."""
+        """Stop; batches under way end first, and no flight is left pending."""
+        self._closing = True
         self._threads.shutdown(wait=True)
+
+    def drain(self) -> None:
+        """Wait until nothing is flying."""
+        while True:
+            with self._state.lock:
+                flights = set(self._flights.values())
+            if not flights:
+                return
+            for flight in flights:
+                flight.done.result()
 
     @property
     def flying(self) -> int:
@@ -75,11 +94,14 @@ class Stager:
         pins: list[int] = []
         try:
             for keys in transfer.batches(self._state, list(wanted)):
-                if self.fetch(keys, wanted, pins) < len(keys):
+                if self._closing or not self.fetch(keys, wanted, pins):
                     break
             for other in others:
                 with suppress(FutureTimeout):
                     other.done.result(PATIENCE)
+        except Exception:  # noqa: BLE001 - a flight that fails is a miss for those who wait
+            with self._state.lock:
+                self._state.stats.faults["staging_error"] += 1
         finally:
             self._land(staging, wanted, pins)
 
@@ -90,18 +112,28 @@ class Stager:
             self._state.cpu.pool.release(np.array(pins, np.int64))
         staging.done.set_result(len(pins))
 
-    def fetch(self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int]) -> int:
-        """Bring one batch, appending the slots to `pins`, which the caller releases; how many arrived."""
+    def fetch(self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int]) -> bool:
+        """Bring one batch, appending the slots to `pins`, which the caller releases; whether all of it is there."""
         landings: dict[TierNumber, list[transfer.Landing]] = {}
+        whole = True
         for key in keys:
+            if self._is_here(key):
+                continue
             landing = self._landing(key)
             if landing is None:
+                whole = False
                 break
             landings.setdefault(origin[key], []).append(landing)
-        before = len(pins)
         for tier, slots in landings.items():
-            pins.extend(transfer.read(self._state, tier, slots))
-        return len(pins) - before
+            arrived = transfer.read(self._state, tier, slots)
+            whole = whole and len(arrived) == len(slots)
+            pins.extend(arrived)
+        return whole
+
+    def _is_here(self, key: bytes) -> bool:
+        with self._state.lock:
+            row = self._state.row(key)
+            return row is not None and self._state.table.has(row, TierNumber.CPU)
 
     def _landing(self, key: bytes) -> transfer.Landing | None:
         """A slot for a block that comes in; old blocks are moved down for it where needed."""
@@ -114,7 +146,7 @@ class Stager:
                 nbytes = int(state.table.nbytes[row])
                 slot = state.cpu.grant(nbytes)
                 if slot is not None:
-                    return transfer.Landing(key, *slot, nbytes)
+                    return transfer.Landing(key, *slot, nbytes, int(state.table.life[row]))
                 victims = choose(state, nbytes, nbytes * transfer.BATCH_BLOCKS // 4)
             if not self._demote(victims.rows):
                 with state.lock:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.block import BlockHeader, slot_nbytes
 from kvtier.errors import TierUnavailable
@@ -43,9 +45,15 @@ class State:
         self.tiers = dict(tiers)
         self.index = index
         self.clock = clock
-        self.policies: dict[TierNumber, EvictionPolicy] = {TierNumber.CPU: PrefixLRU(), TierNumber.GPU: PrefixLRU()}
+        self.policies: dict[TierNumber, EvictionPolicy] = {TierNumber.CPU: PrefixLRU()}
+        if TierNumber.GPU in self.tiers:
+            self.policies[TierNumber.GPU] = PrefixLRU()
         self.at: dict[int, int] = {}
         """Row of the block in each slot of the arena."""
+        self.forgetting: Counter[bytes] = Counter()
+        """Condemned blocks that tiers have not been told of yet; until then nobody saves them anew."""
+        self.writes = {tier: threading.Lock() for tier in self.tiers}
+        """One writer a tier, so that what it says it dropped is heard in order. Taken before `lock`."""
 
     def pinned(self, row: int) -> bool:
         """Whether somebody besides the table refers to the block's slot."""
@@ -59,6 +67,23 @@ class State:
         """Row of a block, made when it is not known."""
         known = self.table.rows.get(key)
         return known if known is not None else self.table.add(key, nbytes, parent, self.clock())
+
+    def adopt(self, row: int, parent: int) -> None:
+        """The parent of a block that did not know it is this one."""
+        self.table.adopt(row, parent)
+        for policy in self.policies.values():
+            policy.adopt(row, parent)
+
+    def link(self, rows: NDArray[np.int64]) -> None:
+        """These are a chain: blocks that a tier brought from an earlier life did not know that."""
+        for place in self.table.strangers(rows):
+            self.adopt(int(rows[place]), int(rows[place - 1]))
+
+    def touch(self, rows: NDArray[np.int64]) -> None:
+        """A chain, or what is there of it, was used."""
+        masks = self.table.tiers[rows]
+        for tier, policy in self.policies.items():
+            policy.touch(rows[(masks >> tier & 1) > 0].tolist())
 
     def place(self, row: int, offset: int, generation: int, header: BlockHeader) -> None:
         """The CPU tier has the block in this slot now; the table keeps the slot's first reference."""
@@ -95,15 +120,15 @@ class State:
         left = table.best(row)
         if not left:
             for policy in self.policies.values():
-                policy.remove(row)
+                policy.forget(row)
             self.index.discard([table.remove(row)])
             self.stats.dropped[why] += 1
         elif left != best:
             self.index.add([table.keys[row]], left, [int(table.nbytes[row])])
 
-    def heard(self, tier: TierNumber) -> None:
+    def heard(self, tier: TierNumber, dropped: Iterable[bytes]) -> None:
         """Take note of what a tier evicted by itself."""
-        for key in self.tiers[tier].dropped():
+        for key in dropped:
             row = self.row(key)
             if row is not None:
                 self.leave(row, tier, f"{self.tiers[tier].name}_evicted")

@@ -75,14 +75,26 @@ class BlockTable:
         self.hits[row] = 0
         self.tokens[row] = self.codec[row] = 0
         self.life[row] += 1
-        self.parent[row] = parent
-        self.parent_life[row] = self.life[parent] if parent >= 0 else 0
+        self.parent[row] = -1
+        if parent >= 0:
+            self.adopt(row, parent)
         return row
 
     def parent_of(self, row: int) -> int | None:
         """Row of the block before it, if that is still known."""
         parent = int(self.parent[row])
         return parent if parent >= 0 and self.life[parent] == self.parent_life[row] else None
+
+    def adopt(self, row: int, parent: int) -> None:
+        """Row of the block before it became known."""
+        self.parent[row], self.parent_life[row] = parent, self.life[parent]
+
+    def strangers(self, rows: NDArray[np.int64]) -> list[int]:
+        """Places (from 1) in a chain of rows where a row does not know that the one before it is its parent."""
+        parents, children = rows[:-1], rows[1:]
+        known = (self.parent[children] == parents) & (self.parent_life[children] == self.life[parents])
+        places: list[int] = (np.flatnonzero(~known) + 1).tolist()
+        return places
 
     def remove(self, row: int) -> bytes:
         """Forget a row; returns its key."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from kvtier.block import BlockHeader
-from kvtier.errors import CorruptPayload, TierUnavailable
+from kvtier.errors import ClosedError, CorruptPayload, TierUnavailable
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import Slots, Tier, TierNumber
 
@@ -23,47 +23,74 @@ BATCH_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """A slot that waits for a block."""
+    """A slot that waits for a block; `life` is that of the block's row in the table."""
 
     key: bytes
     offset: int
     generation: int
     nbytes: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A block of the CPU tier whose slot is pinned; its row may go meanwhile, its bytes may not."""
+
+    key: bytes
+    offset: int
+    nbytes: int
+    tiers: int
+    """Mask of the tiers that had it when it was pinned."""
 
 
 @contextmanager
-def pinned(state: State, rows: Sequence[int]) -> Iterator[list[int]]:
+def pinned(state: State, rows: Sequence[int]) -> Iterator[list[Held]]:
     """Those of the rows that the CPU tier has, pinned while the context lasts."""
+    table = state.table
     with state.lock:
-        here = [row for row in rows if state.table.has(row, TierNumber.CPU)]
-        offsets = state.table.offset[np.array(here, np.int64)]
+        here = [row for row in dict.fromkeys(rows) if table.has(row, TierNumber.CPU)]
+        offsets = table.offset[np.array(here, np.int64)]
         state.cpu.pool.retain(offsets)
+        held = [
+            Held(table.keys[row], offset, int(table.nbytes[row]), int(table.tiers[row]))
+            for row, offset in zip(here, offsets.tolist(), strict=True)
+        ]
     try:
-        yield here
+        yield held
     finally:
         with state.lock:
             state.cpu.pool.release(offsets)
 
 
-def write(state: State, tier: TierNumber, rows: Sequence[int]) -> None:
-    """Copy pinned blocks of the CPU tier to another tier, where there is one."""
-    if tier not in state.tiers or not rows:
-        return
-    with state.lock:
-        table, name = state.table, state.tiers[tier].name
-        keys = [table.keys[row] for row in rows]
-        sizes = [int(table.nbytes[row]) for row in rows]
-        slots = Slots.of([int(table.offset[row]) for row in rows], sizes)
-    answer = _ask(state, tier, lambda t: t.write(keys, slots))
-    with state.lock:
-        for key, size, ok in zip(keys, sizes, answer or [False] * len(keys), strict=True):
-            row = state.row(key)
-            if ok and row is not None:
-                state.enter(row, tier)
-                state.move("cpu", name, size)
-            elif not ok:
-                state.stats.faults[f"{name}_refused"] += 1
-        state.heard(tier)
+def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
+    """Copy pinned blocks of the CPU tier to another tier, where there is one; those that it refused."""
+    if tier not in state.tiers or not held:
+        return []
+    name = state.tiers[tier].name
+    keys = [block.key for block in held]
+    slots = Slots.of([block.offset for block in held], [block.nbytes for block in held])
+    with state.writes[tier]:
+        answer = ask(state, tier, lambda t: t.write(keys, slots)) or [False] * len(keys)
+        dropped = set(ask(state, tier, lambda t: t.dropped()) or [])
+        again = [block.key for block, ok in zip(held, answer, strict=True) if ok and block.key in dropped]
+        if again:
+            there = ask(state, tier, lambda t: t.contains(again)) or [False] * len(again)
+            dropped -= {key for key, ok in zip(again, there, strict=True) if ok}
+        orphans, refused = [], []
+        with state.lock:
+            for block, ok in zip(held, answer, strict=True):
+                row = state.row(block.key)
+                if not ok:
+                    state.stats.faults[f"{name}_refused"] += 1
+                    refused.append(block)
+                elif row is not None and state.table.offset[row] == block.offset:
+                    state.enter(row, tier)
+                    state.move("cpu", name, block.nbytes)
+                else:  # condemned meanwhile: what was copied is not to be trusted
+                    orphans.append(block.key)
+            state.heard(tier, dropped)
+        remove(state, tier, orphans)
+    return refused
 
 
 def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[int]:
@@ -73,14 +100,16 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[in
     """
     keys = [landing.key for landing in landings]
     slots = Slots.of([landing.offset for landing in landings], [landing.nbytes for landing in landings])
-    answer = _ask(state, tier, lambda t: t.read(keys, slots))
+    answer = ask(state, tier, lambda t: t.read(keys, slots))
     arrived: list[int] = []
     with state.lock:
-        name = state.tiers[tier].name
+        table, name = state.table, state.tiers[tier].name
         for landing, ok in zip(landings, answer or [False] * len(keys), strict=True):
             row = state.row(landing.key)
+            if row is not None and table.life[row] != landing.life:
+                row = None
             header = _header(state, landing) if ok else None
-            if row is not None and header is not None and not state.table.has(row, TierNumber.CPU):
+            if row is not None and header is not None and not table.has(row, TierNumber.CPU):
                 state.place(row, landing.offset, landing.generation, header)
                 arrived.append(landing.offset)
                 state.move(name, "cpu", landing.nbytes)
@@ -96,7 +125,7 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[in
 def remove(state: State, tier: TierNumber, keys: Sequence[bytes]) -> None:
     """Tell a tier to forget blocks."""
     if keys:
-        _ask(state, tier, lambda t: t.remove(keys))
+        ask(state, tier, lambda t: t.remove(keys))
 
 
 def batches(state: State, keys: Sequence[bytes]) -> list[list[bytes]]:
@@ -115,14 +144,18 @@ def batches(state: State, keys: Sequence[bytes]) -> list[list[bytes]]:
     return cut
 
 
-def _ask(state: State, tier: TierNumber, call: Callable[[Tier], T]) -> T | None:
-    """Ask a tier; None when there is nobody to ask (counted)."""
+def ask(state: State, tier: TierNumber, call: Callable[[Tier], T]) -> T | None:
+    """Ask a tier; None when there is nobody to ask, or the tier fails in a way that it must not (both counted)."""
+    why = "unavailable"
     try:
         return call(state.tiers[tier])
-    except TierUnavailable:
-        with state.lock:
-            state.stats.faults[f"{state.tiers[tier].name}_unavailable"] += 1
-        return None
+    except (TierUnavailable, ClosedError):
+        pass
+    except Exception:  # noqa: BLE001 - whatever a tier does, its caller must give back slots and pins
+        why = "error"
+    with state.lock:
+        state.stats.faults[f"{state.tiers[tier].name}_{why}"] += 1
+    return None
 
 
 def _header(state: State, landing: Landing) -> BlockHeader | None:

@@ -1,0 +1,28 @@
+"""How much one session may hold, and when old blocks move down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one host.
+
+    Attributes:
+        session_leased: bytes that one session may have leased.
+        session_reserved: bytes that one session may have reserved.
+        staging_reserve: part of the CPU tier that saves leave to blocks that come up from other tiers.
+        high, low: watermarks of the CPU tier, as parts of its capacity.
+    """
+
+    session_leased: int
+    session_reserved: int
+    staging_reserve: float = 0.05
+    high: float = 0.9
+    low: float = 0.8
+
+    @classmethod
+    def of(cls, capacity: int, *, high: float = 0.9, low: float = 0.8) -> Limits:
+        """The defaults for a CPU tier of this size."""
+        return cls(capacity // 10 * 9, capacity // 2, high=high, low=low)

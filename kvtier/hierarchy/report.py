@@ -1,0 +1,73 @@
+"""What a host tells people about its blocks and tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvtier.errors import ClosedError, TierUnavailable
+from kvtier.hierarchy.state import State
+from kvtier.tiers.base import Tier, TierNumber, TierUsage
+
+
+def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
+    """See `Session.inspect`."""
+    table = state.table
+
+    def describe(row: int) -> dict[str, Any]:
+        return {
+            "tiers": [_name(tier) for tier in TierNumber if table.has(row, tier)],
+            "nbytes": int(table.nbytes[row]),
+            "codec": int(table.codec[row]),
+            "created": float(table.created[row]),
+            "last_access": float(table.used[row]),
+            "hits": int(table.hits[row]),
+            "leased": table.has(row, TierNumber.CPU) and state.pinned(row),
+        }
+
+    with state.lock:
+        rows = map(state.row, keys)
+        return [None if row is None else describe(row) for row in rows]
+
+
+def status(state: State) -> dict[str, Any]:
+    """Tiers, counters, sessions and index of this host, as plain values."""
+    usages = {number: _usage(tier) for number, tier in state.tiers.items()}
+    with state.lock:
+        masks = state.table.tiers[list(state.table.rows.values())] if state.table.rows else np.zeros(0, np.uint8)
+        usages[TierNumber.CPU] = state.cpu.usage()
+        return {
+            "epoch": state.cpu.arena.epoch,
+            "tiers": [
+                {
+                    "tier": _name(number),
+                    "label": getattr(state.tiers.get(number), "label", _name(number)),
+                    "capacity": usage.capacity,
+                    "used": usage.used,
+                    "blocks": int((masks >> np.uint8(number) & 1).sum()),
+                    "fault": usage.fault,
+                    "counters": usage.counters,
+                }
+                for number, usage in sorted(usages.items())
+            ],
+            "blocks": len(state.table),
+            "sessions": len(state.ledger.sessions),
+            "leases": len(state.ledger.leases),
+            "leased_nbytes": sum(h.leased_nbytes for h in state.ledger.sessions.values()),
+            "reservations": len(state.ledger.reservations),
+            "index": state.index.status(),
+            **state.stats.as_dict(),
+        }
+
+
+def _usage(tier: Tier) -> TierUsage:
+    try:
+        return tier.usage()
+    except (TierUnavailable, ClosedError) as exc:
+        return TierUsage(0, 0, 0, str(exc))
+
+
+def _name(tier: int) -> str:
+    return TierNumber(tier).name.lower()

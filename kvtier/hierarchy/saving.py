@@ -1,0 +1,113 @@
+"""The hot path of saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtier.block import BlockHeader, slot_nbytes
+from kvtier.errors import CorruptPayload, UsageError
+from kvtier.hierarchy.answers import GRANT, GrantState, Reserved
+from kvtier.hierarchy.ledger import Reservation
+from kvtier.hierarchy.limits import Limits
+from kvtier.hierarchy.room import grant_at_once
+from kvtier.hierarchy.state import State
+
+
+def reserve(
+    state: State, limits: Limits, session: int, keys: Sequence[bytes], nbytes: Sequence[int], start: int
+) -> Reserved:
+    """See `Session.reserve`."""
+    if not 0 <= start <= len(keys) or len(nbytes) != len(keys) - start or min(nbytes, default=1) < 1:
+        raise UsageError(f"{len(nbytes)} sizes for {len(keys)} keys from key {start} on; give one for each, 1 or more")
+    grants = np.zeros(len(keys) - start, GRANT)
+    kept = staging_nbytes(state, limits)
+    booked = Reservation(session, [], [], [], [], [], keys[start - 1] if start else None, list(keys[start:]))
+    reason = ""
+    with state.lock:
+        budget = limits.session_reserved - state.ledger.of(session).reserved_nbytes
+        known = state.table.prefix(keys)
+        state.touch(known)
+        ancestors = frozenset(known.tolist())
+        for i, (key, size) in enumerate(zip(booked.asked, nbytes, strict=True)):
+            if key in state.table.rows:
+                grants[i]["state"] = GrantState.STORED
+                continue
+            if key in state.ledger.writing or key in state.forgetting:
+                grants[i]["state"] = GrantState.BUSY
+                continue
+            reason = _refusal(state, size, budget, kept)
+            slot = None
+            if not reason:
+                slot = grant_at_once(state, size, session, keep=kept, spared=ancestors)
+                reason = "" if slot else "pressure"
+            if slot is None:
+                grants[i:]["state"] = GrantState.REFUSED
+                state.stats.refused[reason] += len(grants) - i
+                break
+            budget -= size
+            grants[i] = (*slot, GrantState.GRANTED)
+            booked.keys.append(key)
+            booked.offsets.append(slot[0])
+            booked.generations.append(slot[1])
+            booked.nbytes.append(size)
+            booked.positions.append(i)
+        ticket = state.ledger.reserve(booked) if booked.keys else 0
+    return Reserved(ticket, grants, reason)
+
+
+def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> list[bool]:
+    """See `Session.commit`."""
+    visible = dict.fromkeys(written, False)
+    table = state.table
+    with state.lock:
+        state.ledger.of(session)
+        booked = state.ledger.end_reservation(ticket, session)
+        if booked is None:
+            return [False] * len(written)
+        parents = [booked.ancestor, *booked.asked]
+        for i, key, offset, generation, size in zip(
+            booked.positions, booked.keys, booked.offsets, booked.generations, booked.nbytes, strict=True
+        ):
+            state.cpu.written(offset, size)
+            header = _written(state, key, offset, size) if i in visible else None
+            if header is None or key in table.rows:
+                state.free_slot(offset)
+                continue
+            row = state.learn(key, size, table.rows.get(parents[i] or b"", -1))
+            state.place(row, offset, generation, header)
+            visible[i] = True
+            state.stats.stored += 1
+            state.stats.stored_nbytes += size
+        # Blocks behind these may have been there before, and did not know their parents.
+        for i, key in enumerate(booked.asked):
+            child, parent = table.rows.get(key), table.rows.get(parents[i] or b"")
+            if child is not None and parent is not None and table.parent_of(child) is None:
+                state.adopt(child, parent)
+        state.touch(np.array([table.rows[key] for key in booked.asked if key in table.rows], np.int64))
+    return [visible[i] for i in written]
+
+
+def staging_nbytes(state: State, limits: Limits) -> int:
+    """Bytes of the CPU tier that saves leave to blocks that come up from other tiers."""
+    return int(limits.staging_reserve * state.cpu.pool.capacity)
+
+
+def _refusal(state: State, size: int, budget: int, kept: int) -> str:
+    if slot_nbytes(size) > state.cpu.pool.capacity - kept:
+        return "too_large"
+    if size > budget:
+        return "quota"
+    return ""
+
+
+def _written(state: State, key: bytes, offset: int, size: int) -> BlockHeader | None:
+    try:
+        header = BlockHeader.unpack(state.cpu.arena.payload(offset, size))
+    except CorruptPayload:
+        header = None
+    if header is None or (header.address, header.payload_nbytes) != (key, size):
+        state.stats.faults["bad_commit"] += 1
+        return None
+    return header
