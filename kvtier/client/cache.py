@@ -38,7 +38,7 @@ class Cache:
         self._threads = threads
         self._closing = closing
         self._saver = Saver()
-        self._spaces: list[Space] = []
+        self._spaces: dict[tuple[bytes, int], Space] = {}
 
     def __enter__(self) -> Cache:
         return self
@@ -82,9 +82,7 @@ class Cache:
         codec = codec_for(keyspace.plan)
         headers = Headers(keyspace, codec, rank)
         scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads)
-        space = Space(scope, rank=rank, saver=self._saver)
-        self._spaces.append(space)
-        return space
+        return self._spaces.setdefault((keyspace.root, rank), Space(scope, rank=rank, saver=self._saver))
 
     def inspect(self, token_ids: Any) -> list[dict[str, Any]]:
         """What the host knows of a sequence's blocks, in every keyspace opened through this cache.
@@ -94,7 +92,7 @@ class Cache:
         """
         return [
             {"model": space.keyspace.model, "plan": space.keyspace.plan, "position": position, **block}
-            for space in self._spaces
+            for space in list(self._spaces.values())
             for position, block in enumerate(space.inspect(token_ids))
             if block is not None
         ]

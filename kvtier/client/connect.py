@@ -65,6 +65,11 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
     settings = parse(raw, name=name)
     arena = Arena.private(settings.cpu.capacity)
     tiers: dict[TierNumber, Tier] = {}
+    if "gpu" in raw and settings.gpu.capacity and (device := resolve_device(settings.gpu.device)):
+        from kvtier.tiers.gpu import GpuTier
+
+        tiers[TierNumber.GPU] = GpuTier(settings.gpu.capacity, arena, device)
+    # The tier on disk last: a folder that was locked for an open() that failed would stay locked.
     if "nvme" in raw and settings.nvme.capacity:
         from kvtier.tiers.nvme import NvmeTier
 
@@ -72,10 +77,6 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
         tiers[TierNumber.NVME] = NvmeTier(
             folder, settings.nvme.capacity, arena, region_nbytes=settings.nvme.region_size
         )
-    if "gpu" in raw and settings.gpu.capacity and (device := resolve_device(settings.gpu.device)):
-        from kvtier.tiers.gpu import GpuTier
-
-        tiers[TierNumber.GPU] = GpuTier(settings.gpu.capacity, arena, device)
     store = LocalStore()
     limits = Limits.of(arena.capacity, high=settings.cpu.high, low=settings.cpu.low)
     hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("local")), limits=limits)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvtier.block import PAGE
 from kvtier.client.scope import Chain, Scope
 from kvtier.codecs.view import KVView
-from kvtier.errors import ClosedError
+from kvtier.errors import ClosedError, SessionError
 from kvtier.hierarchy.answers import Matched
 from kvtier.tiers.base import TierNumber
 
@@ -28,7 +28,6 @@ class Hit:
     Attributes:
         tokens: tokens that can be loaded.
         staging: further tokens that are on their way into the arena.
-        verified: tokens that the last `load` returned; 0 before.
     """
 
     def __init__(self, scope: Scope, chain: Chain, matched: Matched, epoch: int) -> None:
@@ -38,7 +37,7 @@ class Hit:
         self._seconds = 0.0
         self.tokens = len(self._slots) * scope.keyspace.spec.block_tokens
         self.staging = matched.staging * scope.keyspace.spec.block_tokens
-        self.verified = 0
+        self._loaded = np.zeros(scope.keyspace.spec.layers, np.int64)
 
     def __enter__(self) -> Hit:
         return self
@@ -47,6 +46,19 @@ class Hit:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def verified(self) -> int:
+        """Tokens that are loaded and verified in every layer, by the last `load` of each; 0 until all were loaded."""
+        return int(self._loaded.min())
+
+    def extends(self, chain: Chain, tokens: int) -> bool:
+        """Whether this hit verified exactly the first `tokens` tokens of a sequence."""
+        last = tokens // self._scope.keyspace.spec.block_tokens - 1
+        # A key stands for all tokens before it, so the last one is enough.
+        return tokens == self.verified and (
+            not tokens or self._chain.addresses[last : last + 1] == chain.addresses[last : last + 1]
+        )
 
     @property
     def tiers(self) -> dict[str, int]:
@@ -69,7 +81,7 @@ class Hit:
             kv: where to: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or one (k, v) pair a layer,
                 `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer). When it has room for fewer
                 tokens than were leased, only whole blocks that fit are loaded.
-            layers: only these layers; all of them unless given.
+            layers: only these layers; all of them unless given. `verified` counts what was loaded of every layer.
             verify: check the checksum of every block first.
 
         Returns:
@@ -82,21 +94,31 @@ class Hit:
         if self._closed:
             raise ClosedError("this hit is closed; load inside its `with` block")
         began = time.perf_counter()
-        scope, session = self._scope, self._scope.session
-        spec = scope.keyspace.spec
+        spec = self._scope.keyspace.spec
         view = KVView.of(kv, spec)
         view.require_writable()
-        count = min(len(self._slots), view.tokens // spec.block_tokens)
+        wanted = range(spec.layers) if layers is None else layers
+        self._loaded[wanted.start : wanted.stop] = 0
+        try:
+            good = self._copy(view, wanted, verify=verify)
+        except SessionError as exc:
+            self._scope.counters[f"load_{type(exc).__name__}"] += 1
+            good = 0
+        self._loaded[wanted.start : wanted.stop] = good * spec.block_tokens
+        self._seconds += time.perf_counter() - began
+        return good * spec.block_tokens
+
+    def _copy(self, view: KVView, layers: range, *, verify: bool) -> int:
+        """Decode what is genuine; how many blocks were ours until the end."""
+        scope, session = self._scope, self._scope.session
+        count = min(len(self._slots), view.tokens // scope.keyspace.spec.block_tokens)
         if self._epoch != session.epoch:
             count = 0
         offsets = self._slots["offset"][:count].astype(np.int64)
         memory = session.readable()
         good = self._genuine(memory, offsets, verify=verify)
-        self._decode(view, memory, offsets[:good] + scope.headers.nbytes, layers or range(spec.layers))
-        good = self._still_own(offsets[:good])
-        self.verified = good * spec.block_tokens
-        self._seconds += time.perf_counter() - began
-        return self.verified
+        self._decode(view, memory, offsets[:good] + scope.headers.nbytes, layers)
+        return self._still_own(offsets[:good])
 
     def _genuine(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], *, verify: bool) -> int:
         """How many of the first slots hold what they should; the first that does not is reported."""

@@ -58,8 +58,8 @@ class SaveJob:
             raise KVMismatch(
                 f"kv has {self.view.tokens} tokens for {self.chain.tokens} token ids; pass KV of all of them"
             )
-        verified = self.after.verified if self.after is not None else 0
-        return "" if self.start == verified else "unverified"
+        sound = self.start == 0 if self.after is None else self.after.extends(self.chain, self.start)
+        return "" if sound else "unverified"
 
 
 class Saver:
@@ -82,7 +82,11 @@ class Saver:
             future: Future[Saved] = Future()
             future.set_result(Saved(0, 0, refused))
             return future
-        future = self._thread.submit(_save, job)
+        try:
+            future = self._thread.submit(_save, job)
+        except RuntimeError as exc:
+            self._room.release()
+            raise ClosedError("this cache is closed") from exc
         future.add_done_callback(lambda _: self._room.release())
         return future
 
