@@ -7,12 +7,13 @@ number in a block header; `plan` maps the names that people write to canonical p
 
     KVView.of(kv, spec)          what the caller has: addresses and strides of every layer's K and V
       batch.arguments            every bound checked, once a call
-        raw_kernel, int8_kernel  loops over blocks, layers, tokens, heads
-          lanes, intrinsics      16 elements at a time; memcpy, streaming stores
+        raw_kernel, int8_kernel  loops over blocks, layers and parts
+          int8_rows              rows: one token of one head, one scale
+            lanes, intrinsics    64 elements at a time; memcpy, streaming stores
 
 Kernels work on addresses, so each has one signature whatever the strides, and read-only maps are no special case. They
 are compiled at import and kept on disk (`jit` says where); a process that finds them there needs a third of a second.
-Each dtype's bits are rounded by our own integer arithmetic: the same bits on every CPU, and on the GPU.
+Every rounding is to nearest even and written out, so that the bits are the same on every CPU, and on the GPU.
 
 A large call writes past the cache (streaming stores), which on a memory-bound copy is worth more than anything else:
 memory is not read before it is overwritten. `reference` says in slow numpy what the kernels must give, bit for bit. A

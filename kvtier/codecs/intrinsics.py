@@ -32,9 +32,22 @@ def load_vector(builder: Any, address: Any, item: Any, lanes: int) -> Any:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
-def store_vector(builder: Any, value: Any, address: Any) -> None:
-    """Emit the store of a vector to any address."""
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+def store_vector(builder: Any, value: Any, address: Any, *, streaming: bool = False) -> None:
+    """Emit the store of a vector to any address; streaming: past the cache, whole lines to whole lines.
+
+    Never less than a line: LLVM turns a narrowing and a short store into one that does not stream, and a line that is
+    written both ways costs more than it saves.
+    """
+    if not streaming:
+        builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+        return
+    count = LINE * 8 // value.type.element.width
+    for first in range(0, value.type.count, count):
+        lanes = ir.Constant(ir.VectorType(WORD, count), list(range(first, first + count)))
+        piece = builder.shuffle_vector(value, value, lanes)
+        where = builder.add(address, LONG(first * value.type.element.width // 8))
+        store = builder.store(piece, builder.inttoptr(where, piece.type.as_pointer()), align=LINE)
+        store.set_metadata("nontemporal", builder.module.add_metadata([WORD(1)]))
 
 
 @intrinsic
@@ -57,12 +70,7 @@ def stream_line(typingctx: Any, target: Any, source: Any) -> Any:
     """Copy 64 bytes past the cache; `target` is a multiple of 64."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        past_the_cache = builder.module.add_metadata([WORD(1)])
-        half = LINE // 2
-        values = [load_vector(builder, builder.add(args[1], LONG(at)), BYTE, half) for at in (0, half)]
-        for at, value in zip((0, half), values, strict=True):
-            where = builder.inttoptr(builder.add(args[0], LONG(at)), value.type.as_pointer())
-            builder.store(value, where, align=half).set_metadata("nontemporal", past_the_cache)
+        store_vector(builder, load_vector(builder, args[1], BYTE, LINE), args[0], streaming=True)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), emit

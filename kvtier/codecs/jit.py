@@ -12,7 +12,7 @@ from typing import Any
 
 import numba
 
-SOURCES = ("jit.py", "batch.py", "intrinsics.py", "lanes.py", "raw_kernel.py", "int8_kernel.py")
+SOURCES = ("jit.py", "batch.py", "intrinsics.py", "lanes.py", "raw_kernel.py", "int8_rows.py", "int8_kernel.py")
 """Files that the machine code depends on. numba looks at the time stamp of one file; here are the bytes of all."""
 
 

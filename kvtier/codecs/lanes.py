@@ -108,10 +108,11 @@ def _splat(b: Any, value: Any, lanes: int) -> Any:
     return b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), _all(WORD, 0, lanes))
 
 
-def dequantise(dtype: str, lanes: int) -> Any:
+def dequantise(dtype: str, lanes: int, *, streaming: bool = False) -> Any:
     """Make f(target, codes, scale): int8 codes times a float32 scale, rounded once to the dtype.
 
-    The product is exact in float32: 8 bits times the 11 of a float16 scale.
+    The product is exact in float32: 8 bits times the 11 of a float16 scale. Streaming: past the cache, to a multiple of
+    a cache line, at least one line at a time.
     """
     _, _, narrow = STORED[dtype]
 
@@ -122,7 +123,7 @@ def dequantise(dtype: str, lanes: int) -> Any:
             code = builder.sext(load_vector(builder, codes, BYTE, lanes), ir.VectorType(WORD, lanes))
             value = builder.sitofp(code, ir.VectorType(ir.FloatType(), lanes))
             value = narrow(builder, builder.fmul(value, _splat(builder, scale, lanes)))
-            store_vector(builder, value, target)
+            store_vector(builder, value, target, streaming=streaming)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.float32), emit

@@ -18,7 +18,7 @@ from kvtier.codecs.view import KVView
 from kvtier.spec import KVSpec
 from kvtier.testing.codec import random_kv
 
-DIMS = st.sampled_from([1, 2, 7, 16, 33, 64, 80, 128, 200])
+DIMS = st.sampled_from([1, 2, 7, 16, 33, 64, 80, 128, 200, 2100])
 ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}
 
 
