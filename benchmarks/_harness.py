@@ -131,13 +131,13 @@ def options(doc: str | None) -> argparse.Namespace:
 
 def emit(figures: Iterable[Figure], *, as_json: bool) -> None:
     """Print figures: JSON lines as they come, or one table at the end."""
-    table = Table("figure", "value", "unit", "better", "")
+    table = Table("figure", "value", "quartiles", "unit", "better")
     for one in figures:
         if as_json:
             line = {"figure": one.figure, "value": one.value, "unit": one.unit, "better": one.better, **one.extra}
             print(json.dumps(line), flush=True)
         else:
-            extra = ", ".join(f"{key} {value}" for key, value in one.extra.items())
-            table.add_row(one.figure, f"{one.value:g}", one.unit, one.better, extra)
+            spread = f"{one.extra['low']} - {one.extra['high']}" if "low" in one.extra else ""
+            table.add_row(one.figure, f"{one.value:g}", spread, one.unit, one.better)
     if not as_json:
         Console().print(table)

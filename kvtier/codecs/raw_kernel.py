@@ -69,24 +69,19 @@ def _copy_part(body: int, at: int, step: Any, extent: Any, load: bool, streaming
     if dim > 1 and step[2] != itemsize:
         _copy_strided(body, at, step, extent, load)
         return
-    outer, outer_kv, outer_body = tokens, step[0], heads * row
-    inner, inner_kv, inner_body = heads, step[1], row
+    outer, inner = tokens, heads
     if heads == 1 or step[1] == row:
         inner, row = 1, heads * row
         if tokens == 1 or step[0] == row:
             outer, row = 1, tokens * row
-    elif abs(step[1]) > abs(step[0]):
-        outer, outer_kv, outer_body, inner, inner_kv, inner_body = (
-            inner, inner_kv, inner_body, outer, outer_kv, outer_body,
-        )  # fmt: skip
     for i in range(outer):
         for j in range(inner):
-            kv = at + i * outer_kv + j * inner_kv
-            stored = body + i * outer_body + j * inner_body
+            kv = at + i * step[0] + j * step[1]
             if load:
-                copy_run(kv, stored, row, streaming)
+                copy_run(kv, body, row, streaming)
             else:
-                copy_run(stored, kv, row, streaming)
+                copy_run(body, kv, row, streaming)
+            body += row
 
 
 @compiled(types.void(*SIGNATURE, types.boolean, types.boolean))
