@@ -1,0 +1,1 @@
+"""Serving engines: each module knows one, and they know nothing of each other."""

@@ -1,0 +1,307 @@
+"""Loading a prefix changes how fast a model answers, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import kvtier
+from kvtier.errors import ConfigError, KVMismatch, SessionUnavailable, UnsupportedKV, UsageError
+
+transformers = pytest.importorskip("transformers")
+
+from kvtier.connectors.transformers import generate, prefill, space_for, spec_for  # noqa: E402
+
+BLOCK = 16
+DOCUMENT = torch.arange(7, 7 + 5 * BLOCK)[None] * 13 % 500
+QUESTION = torch.arange(3, 24)[None] * 29 % 500
+PROMPT = torch.cat([DOCUMENT, QUESTION], dim=1)
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+
+
+def make(kind: str = "Llama", dtype: torch.dtype = torch.float32, **changes):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | {"num_key_value_heads": 2} | changes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).eval()
+
+
+@pytest.fixture
+def cache() -> Iterator[kvtier.Cache]:
+    with kvtier.open({"cpu": {"capacity": "16MiB"}}) as opened:
+        yield opened
+
+
+def space_of(cache, model, **parts):
+    return space_for(cache, model, model_name="tiny", revision="0", block_tokens=BLOCK, **parts)
+
+
+@torch.no_grad()
+def computed(model, *pieces):
+    """Logits of the last token without kvtier, the prompt computed in these pieces."""
+    cache = transformers.DynamicCache(config=model.config)
+    for piece in pieces:
+        out = model(input_ids=piece, cache=cache, use_cache=True, logits_to_keep=1)
+    return out.logits[0, -1], cache
+
+
+def store(model, space, ids=DOCUMENT):
+    saved = prefill(model, ids, space).saved.result()
+    assert (saved.blocks, saved.refused) == (ids.shape[1] // BLOCK, "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("kind", "heads"), [("Llama", 2), ("Llama", 1), ("Llama", 4), ("Qwen2", 2)])
+def test_a_loaded_prefix_gives_the_logits_of_a_run_split_at_the_same_token(cache, kind, heads, dtype):
+    model = make(kind, dtype, num_key_value_heads=heads)
+    space = space_of(cache, model)
+    store(model, space)
+    with_cache = prefill(model, PROMPT, space)
+    split, split_cache = computed(model, DOCUMENT, QUESTION)
+    assert (with_cache.loaded, with_cache.computed) == (DOCUMENT.shape[1], QUESTION.shape[1])
+    assert with_cache.tiers == {"cpu": DOCUMENT.shape[1]}
+    assert torch.equal(with_cache.logits, split)
+    for ours, theirs in zip(with_cache.cache.layers, split_cache.layers, strict=True):
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+
+
+def test_a_loaded_prefix_gives_the_tokens_of_a_single_pass(cache):
+    model = make()
+    space = space_of(cache, model)
+    store(model, space, PROMPT)
+    whole, _ = computed(model, PROMPT)
+    assert (prefill(model, PROMPT, space).logits - whole).abs().max() <= 1e-4
+    plain = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), **GREEDY)[0]
+    answer = generate(model, PROMPT, space, **GREEDY)
+    assert answer.sequence.tolist() == plain.tolist()
+    assert answer.tokens.tolist() == plain[PROMPT.shape[1] :].tolist()
+    assert answer.loaded > 0
+    assert answer.loaded + answer.computed == PROMPT.shape[1]
+
+
+def test_a_damaged_prefix_would_show(cache):
+    model = make()
+    space = space_of(cache, model)
+    store(model, space)
+    loaded = prefill(model, DOCUMENT, space, save=False).cache
+    for layer in loaded.layers:
+        layer.values.neg_()
+    with torch.no_grad():
+        damaged = model(input_ids=QUESTION, cache=loaded).logits[0, -1]
+    assert (damaged - computed(model, PROMPT)[0]).abs().max() > 0.1
+
+
+def test_the_last_token_is_always_computed(cache):
+    model = make()
+    space = space_of(cache, model)
+    store(model, space)
+    again = prefill(model, DOCUMENT, space)
+    assert (again.loaded, again.computed) == (DOCUMENT.shape[1] - BLOCK, BLOCK)
+    assert (again.saved.result().blocks, again.saved.result().present) == (0, 1)
+
+
+@pytest.mark.parametrize("tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_short_prompts(cache, tokens):
+    model = make()
+    space = space_of(cache, model)
+    first = prefill(model, PROMPT[0, :tokens], space)
+    assert first.saved.result().blocks == tokens // BLOCK
+    second = prefill(model, PROMPT[0, :tokens].tolist(), space)
+    assert second.loaded == (tokens - 1) // BLOCK * BLOCK
+    assert torch.allclose(first.logits, second.logits, atol=1e-4)
+
+
+def test_the_answer_is_stored_for_the_next_turn(cache):
+    model = make()
+    space = space_of(cache, model)
+    answer = generate(model, PROMPT, space, max_new_tokens=BLOCK * 2, do_sample=False)
+    assert answer.saved.result().refused == ""
+    held = (PROMPT.shape[1] + 2 * BLOCK - 1) // BLOCK * BLOCK
+    turn = torch.cat([answer.sequence[None], QUESTION], dim=1)
+    assert prefill(model, turn, space).loaded == held
+
+
+def test_what_is_saved_does_not_change_while_generation_goes_on(cache, monkeypatch):
+    model = make()
+    space = space_of(cache, model)
+    kept = []
+    save = space.save
+    monkeypatch.setattr(space, "save", lambda ids, kv, **more: (kept.append(kv), save(ids, kv, **more))[1])
+    generate(model, PROMPT, space, **GREEDY)
+    _, theirs = computed(model, PROMPT)
+    for (keys, values), layer in zip(kept[0], theirs.layers, strict=True):
+        assert torch.equal(keys, layer.keys[0].transpose(0, 1))
+        assert torch.equal(values, layer.values[0].transpose(0, 1))
+
+
+def test_what_was_computed_on_unverified_kv_is_not_saved(cache, monkeypatch):
+    model = make()
+    space = space_of(cache, model)
+    store(model, space)
+
+    def load_and_lose(hit, kv, **_):
+        hit.verified = BLOCK
+        return 2 * BLOCK
+
+    monkeypatch.setattr(kvtier.Hit, "load", load_and_lose)
+    assert prefill(model, PROMPT, space).saved.result().refused == "unverified"
+
+
+def test_a_prefix_that_is_lost_while_it_is_read_is_computed(cache, monkeypatch):
+    model = make()
+    space = space_of(cache, model)
+    store(model, space)
+    load = kvtier.Hit.load
+
+    def load_some(hit, kv, **more):
+        load(hit, kv, **more)
+        hit.verified = BLOCK
+        return BLOCK
+
+    monkeypatch.setattr(kvtier.Hit, "load", load_some)
+    result = prefill(model, PROMPT, space)
+    assert (result.loaded, result.computed) == (BLOCK, PROMPT.shape[1] - BLOCK)
+    assert torch.allclose(result.logits, computed(model, PROMPT)[0], atol=1e-4)
+
+
+def test_without_its_host_a_model_computes_everything(cache, monkeypatch):
+    model = make()
+    space = space_of(cache, model)
+    store(model, space)
+
+    def gone(*_args, **_kwargs):
+        raise SessionUnavailable("gone")
+
+    for call in ("match", "reserve"):
+        monkeypatch.setattr(cache.session, call, gone)
+    result = prefill(model, PROMPT, space)
+    assert (result.loaded, result.computed, result.tiers) == (0, PROMPT.shape[1], {})
+    assert torch.equal(result.logits, computed(model, PROMPT)[0])
+    assert result.saved.result().refused == "SessionUnavailable"
+    plain = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), **GREEDY)[0]
+    assert generate(model, PROMPT, space, **GREEDY).sequence.tolist() == plain.tolist()
+
+
+def test_int8_is_close_and_has_its_own_blocks(cache):
+    model = make()
+    exact, coarse = space_of(cache, model), space_of(cache, model, plan="int8")
+    store(model, exact)
+    assert prefill(model, PROMPT, coarse, save=False).loaded == 0
+    store(model, coarse)
+    result = prefill(model, PROMPT, coarse, save=False)
+    assert result.loaded == DOCUMENT.shape[1]
+    difference = (result.logits - computed(model, PROMPT)[0]).abs().max()
+    assert 0 < difference < 1
+
+
+WINDOW = {"sliding_window": 32}
+MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+UNSTORABLE = {
+    "sliding window": ("Mistral", WINDOW, "sliding"),
+    "some sliding layers": ("Gemma2", WINDOW, "sliding"),
+    "a window that the configuration switches on": (
+        "Qwen2",
+        WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
+        "sliding",
+    ),
+    "latent attention": ("DeepseekV3", MLA | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "MLA"),
+    "rope by length": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        "RoPE is 'dynamic'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "changes", "says"), UNSTORABLE.values(), ids=UNSTORABLE)
+def test_a_model_whose_kv_cannot_be_stored_is_refused_before_anything_runs(cache, kind, changes, says):
+    model = make(kind, **changes)
+    model.forward = None
+    spec = kvtier.KVSpec(3, 2, 16, "float32", block_tokens=BLOCK)
+    space = cache.keyspace(spec, model="tiny", revision="0")
+    for call in (prefill, generate):
+        with pytest.raises(UnsupportedKV, match=says):
+            call(model, PROMPT, space)
+    with pytest.raises(UnsupportedKV, match=says):
+        space_of(cache, model)
+
+
+def test_layers_that_only_the_cache_knows_of_are_refused():
+    model = make()
+    model.config.attention_chunk_size = 32
+    with pytest.raises(UnsupportedKV, match="DynamicSlidingWindowLayer"):
+        spec_for(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"input_ids": torch.cat([PROMPT, PROMPT])}, "one sequence"),
+        ({"input_ids": PROMPT[:, :0]}, "one sequence"),
+        ({"input_ids": PROMPT, "attention_mask": torch.cat([PROMPT[:, :1] * 0, PROMPT[:, 1:] * 0 + 1], 1)}, "hides"),
+        ({"input_ids": PROMPT, "attention_mask": torch.ones(1, 3)}, "hides"),
+    ],
+)
+def test_anything_but_one_whole_sequence_is_refused(cache, arguments, says):
+    model = make()
+    space = space_of(cache, model)
+    for call in (prefill, generate):
+        with pytest.raises(UsageError, match=says):
+            call(model, space=space, **arguments)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"inputs_embeds": None}, {"position_ids": None}, {"cache_implementation": "static"}, {"num_beams": 2}]
+)
+def test_generate_refuses_what_would_change_the_kv(cache, kwargs):
+    model = make()
+    with pytest.raises(UsageError, match=next(iter(kwargs))):
+        generate(model, PROMPT, space_of(cache, model), **kwargs)
+
+
+def test_a_space_of_another_model_and_a_model_in_training_are_refused(cache):
+    model = make()
+    with pytest.raises(KVMismatch, match="made for"):
+        prefill(make(num_key_value_heads=4), PROMPT, space_of(cache, model))
+    with pytest.raises(UsageError, match="training mode"):
+        prefill(model.train(), PROMPT, space_of(cache, model))
+
+
+def test_a_loaded_adapter_must_be_named(cache):
+    model = make()
+    space = space_of(cache, model)
+    model.peft_config = {"default": object()}
+    with pytest.raises(ConfigError, match="adapter_digest"):
+        space_of(cache, model)
+    with pytest.raises(UsageError, match="adapter"):
+        prefill(model, PROMPT, space)
+    named = space_of(cache, model, adapter="tuned", adapter_digest="1234")
+    assert prefill(model, PROMPT, named).saved.result().refused == ""
+
+
+def test_what_changes_the_kv_changes_the_keys(cache):
+    def key(attention="sdpa", **changes):
+        model = make(**changes)
+        model.config._attn_implementation = attention
+        return space_of(cache, model).keyspace.root
+
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    keys = [key(), key(rope_parameters=rope), key(rms_norm_eps=1e-3), key("sparse")]
+    assert len(set(keys)) == len(keys)
+    same = [key(), key(use_cache=False), key("eager"), key(name_or_path="elsewhere")]
+    assert len(set(same)) == 1
