@@ -89,8 +89,8 @@ def _arena(settings: Settings, *, runs: bool) -> Check:
         return Check("ok", "arena_dir", f"{folder} has an arena; {_written(free)} more are free")
     if need > free:
         fix = (
-            f"set cpu.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, enlarge the file system (in a container: "
-            "the size of /dev/shm), or set arena_dir"
+            f"set cpu.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, enlarge the file system (in a "
+            "container: the size of /dev/shm), or set arena_dir"
         )
         return Check("fail", "arena_dir", f"{folder} has {_written(free)} free, the arena needs {need}", fix)
     return Check("ok", "arena_dir", f"{folder} has {_written(free)} free, the arena needs {need}")
@@ -123,10 +123,8 @@ def _nvme(settings: Settings) -> Iterator[Check]:
     taken = sum(file.stat().st_blocks * 512 for file in folder.glob("*")) if folder.is_dir() else 0
     free = shutil.disk_usage(place).free + taken
     fix = f"set nvme.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, or nvme.path to a larger disk"
-    enough = need <= free
-    yield Check(
-        "ok" if enough else "fail", "nvme space", f"{folder} has {_written(free)} for {need}", "" if enough else fix
-    )
+    found = f"{folder} has {_written(free)} for {need}"
+    yield Check("ok", "nvme space", found) if need <= free else Check("fail", "nvme space", found, fix)
     if not os.access(place, os.W_OK):
         yield Check("fail", "nvme path", f"{place} cannot be written to", "set nvme.path to a folder of yours")
         return
@@ -205,7 +203,7 @@ def _ray(config: Config) -> Iterator[Check]:
             "warn",
             "ray auth",
             f"RAY_AUTH_MODE is not set, and {token} {'exists' if token.exists() else 'does not exist'}",
-            f"set RAY_AUTH_MODE to what {config.ray.address} uses (token or disabled): Ray's default depends on that file",
+            f"set RAY_AUTH_MODE to token or disabled, as {config.ray.address} has it: the default depends on that file",
         )
 
 

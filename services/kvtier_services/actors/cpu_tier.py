@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol
 
@@ -38,6 +38,11 @@ FIRST_HELLO = 15.0
 class Door(Protocol):
     """Where engines come in."""
 
+    @property
+    def tally(self) -> Any:
+        """What came through it, as a dataclass of counters by the name of the call."""
+        ...
+
     async def start(self) -> None:
         """Listen."""
         ...
@@ -56,6 +61,10 @@ class Exporter(Protocol):
     def close(self) -> None:
         """Stop."""
         ...
+
+
+def _counts(tally: Any) -> dict[str, dict[str, int]]:
+    return {field.name: dict(getattr(tally, field.name)) for field in fields(tally)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +143,7 @@ class CpuTierActor:
             "arena_dir": str(self._settings.arena_dir),
             "pinning": self._pinning,
             "metrics": {"url": exporter.url, "fault": exporter.fault} if exporter else None,
+            "door": _counts(self._door.tally) if self._door else None,
             "hands": [
                 {
                     "tier": hand.name,
@@ -143,6 +153,7 @@ class CpuTierActor:
                     "connects": hand.connects,
                     "fault": hand.fault,
                     "notes": list(hand.notes),
+                    "overweight": dict(hand.overweight),
                 }
                 for hand in self._hands.values()
             ],
@@ -197,7 +208,7 @@ class CpuTierActor:
         make_folder(settings.arena_dir, "arena_dir", settings.config.group, inherit=True)
         before = os.umask(0o777 & ~(settings.config.mode | 0o110 | 0o700))
         try:
-            arena = Arena.own(settings.arena_dir, cpu.capacity, mode=settings.config.mode)
+            arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode)
         finally:
             os.umask(before)
         try:
@@ -234,7 +245,7 @@ class CpuTierActor:
                 log.warning("tier back: tier=%s pid=%d blocks=%d forgotten=%d", hand.name, hand.pid, has, lost)
 
     def _close(self, hierarchy: Hierarchy, flush_seconds: float) -> dict[str, int]:
-        written, lost = flush(hierarchy.state, flush_seconds)
+        written, lost = flush(hierarchy, flush_seconds)
         hierarchy.close()
         if self._exporter is not None:
             self._exporter.close()

@@ -1,4 +1,4 @@
-"""Writing down what would be lost with the CPU tier."""
+"""Writing down what would be lost with this host's memory."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import time
 from collections.abc import Callable
 
 from kvtier.hierarchy import transfer
-from kvtier.hierarchy.state import State
+from kvtier.hierarchy.cache import Hierarchy
 from kvtier.tiers.base import TierNumber
 
-ONLY_CPU = 1 << TierNumber.CPU
 
-
-def flush(state: State, seconds: float, clock: Callable[[], float] = time.monotonic) -> tuple[int, int]:
-    """Copy blocks that only the CPU tier has to the NVMe tier, oldest first; they stay where they are.
+def flush(hierarchy: Hierarchy, seconds: float, clock: Callable[[], float] = time.monotonic) -> tuple[int, int]:
+    """Move blocks that only memory has to the NVMe tier, oldest first.
 
     Args:
-        state: of the host.
+        hierarchy: of the host; nobody uses it any more.
         seconds: after which it stops.
         clock: monotonic seconds.
 
     Returns:
-        How many blocks are on NVMe now because of this, and how many are still in the CPU tier only.
+        How many blocks are on NVMe because of this, and how many still are not.
     """
-    deadline = clock() + seconds
-    dirty = _dirty(state)
+    deadline, state = clock() + seconds, hierarchy.state
+    unwritten = _unwritten(hierarchy)
     if TierNumber.NVME in state.tiers:
-        for batch in transfer.batches(state, dirty):
-            if clock() >= deadline:
+        for batch in transfer.batches(state, unwritten):
+            left = deadline - clock()
+            if left <= 0:
                 break
-            with state.lock:
-                rows = [row for key in batch if (row := state.row(key)) is not None]
-            with transfer.pinned(state, rows) as here:
-                transfer.write(state, TierNumber.NVME, here)
-    left = len(_dirty(state))
-    return len(dirty) - left, left
+            try:
+                hierarchy.move(batch, TierNumber.NVME).result(left)
+            except TimeoutError:
+                break
+    still = len(_unwritten(hierarchy))
+    return len(unwritten) - still, still
 
 
-def _dirty(state: State) -> list[bytes]:
+def _unwritten(hierarchy: Hierarchy) -> list[bytes]:
+    state = hierarchy.state
     with state.lock:
-        return [key for key, row in state.table.rows.items() if state.table.tiers[row] == ONLY_CPU]
+        return [key for key, row in state.table.rows.items() if not state.table.has(row, TierNumber.NVME)]

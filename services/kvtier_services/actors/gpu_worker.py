@@ -15,7 +15,7 @@ class GpuWorkerActor(TierService):
     def __init__(self, settings: Settings, device: str) -> None:
         import torch  # noqa: F401 - seconds, spent while the CPU tier makes the arena
 
-        capacity = settings.config.gpu.capacity
+        capacity = int(settings.config.gpu.capacity)
 
         def open_tier(arena: Arena) -> GpuTier:
             if device != "cpu":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -41,6 +42,7 @@ class RemoteTier:
         pid: of the process that serves it; 0 when there is none.
         notes: what a person should know about its opening.
         connects: how often it was connected.
+        overweight: bytes of the largest call or answer by method, less 64 for each key that it is about.
     """
 
     def __init__(self, name: str, call: Call, *, label: str, arena: str, fence: Callable[[], object]) -> None:
@@ -66,6 +68,7 @@ class RemoteTier:
         self._fault = "not connected yet"
         self._dropped: list[bytes] = []
         self._usage = TierUsage(0, 0, 0)
+        self.overweight: Counter[str] = Counter()
 
     @property
     def connected(self) -> bool:
@@ -120,10 +123,13 @@ class RemoteTier:
     def usage(self) -> TierUsage:
         """See `Tier`; never raises: while the process is away, the last that it said, with the fault."""
         try:
-            self._usage = TierUsage(**self._ask("usage"))
+            usage, dropped = self._ask("usage")
         except TierUnavailable as exc:
             last = self._usage
             return TierUsage(last.capacity, last.used, last.blocks, self.fault or str(exc), last.counters)
+        self._usage = TierUsage(**usage)
+        with self._lock:
+            self._dropped += wire.split(dropped)
         return self._usage
 
     def close(self) -> None:
@@ -132,7 +138,10 @@ class RemoteTier:
             self._pass, self._fault = "", "closed"
 
     def _copy(self, method: str, keys: Sequence[bytes], slots: Slots) -> list[bool]:
-        answer = self._ask(method, wire.join(keys), wire.pack_slots(slots), timeout=COPY_TIMEOUT, copies=True)
+        args = wire.join(keys), wire.pack_slots(slots)
+        answer = self._ask(method, *args, timeout=COPY_TIMEOUT, copies=True)
+        heaviest = max(sum(map(len, args)), len(answer)) - 64 * len(keys)
+        self.overweight[method] = max(self.overweight[method], heaviest)
         flags, dropped = wire.unpack_answer(answer)
         with self._lock:
             self._dropped += dropped

@@ -23,6 +23,9 @@ LOCK_PATIENCE = 10.0
 DRAIN_PATIENCE = 10.0
 """Seconds that a new hierarchy waits for what was under way for the one before it."""
 
+KEYS_TOLD = 1024
+"""Evicted keys that one answer tells at most."""
+
 
 class TierService:
     """Serves one tier; the tier is opened when the first hierarchy introduces itself.
@@ -49,6 +52,7 @@ class TierService:
         self._guard = threading.Condition()
         """Guards `_pass`, `_busy` and who may say hello; never held during I/O."""
         self._busy = 0
+        self._untold: list[bytes] = []
         self._greeting = threading.Lock()
 
     def ping(self) -> dict[str, Any]:
@@ -74,6 +78,7 @@ class TierService:
             except (KVTierError, OSError) as exc:
                 raise TierUnavailable(f"the {self._name} tier: {exc}") from exc
             with self._guard:
+                self._untold.clear()
                 self._pass = secrets.token_hex(8)
             notes = list(getattr(self._tier, "notes", ()))
             return {"pass": self._pass, "pid": os.getpid(), "notes": notes}
@@ -82,13 +87,13 @@ class TierService:
         """See `Tier.write`."""
         with self._serving(number) as tier:
             stored = tier.write(wire.split(keys), wire.unpack_slots(slots))
-            return wire.pack_answer(stored, tier.dropped())
+            return wire.pack_answer(stored, self._evicted(tier))
 
     def read(self, number: str, keys: bytes, slots: bytes) -> bytes:
         """See `Tier.read`."""
         with self._serving(number) as tier:
             whole = tier.read(wire.split(keys), wire.unpack_slots(slots))
-            return wire.pack_answer(whole, tier.dropped())
+            return wire.pack_answer(whole, self._evicted(tier))
 
     def remove(self, number: str, keys: bytes) -> None:
         """See `Tier.remove`."""
@@ -105,16 +110,25 @@ class TierService:
         with self._serving(number) as tier:
             return wire.pack_inventory(tier.inventory())
 
-    def usage(self, number: str) -> dict[str, Any]:
-        """See `Tier.usage`."""
+    def usage(self, number: str) -> tuple[dict[str, Any], bytes]:
+        """See `Tier.usage`; with keys that the tier evicted and that were not told yet."""
         with self._serving(number) as tier:
-            return asdict(tier.usage())
+            return asdict(tier.usage()), wire.join(self._evicted(tier))
 
     def stop(self) -> None:
         """Finish what is under way, close the tier and let go of the arena."""
         with self._greeting:
             self._drain()
             self._leave()
+
+    def _evicted(self, tier: Tier) -> list[bytes]:
+        """Some of the keys that the tier evicted; a whole region's go in several answers, so that none is large."""
+        with self._guard:
+            self._untold += tier.dropped()
+            told, self._untold = self._untold[:KEYS_TOLD], self._untold[KEYS_TOLD:]
+        if not told:
+            return []
+        return [key for key, stored in zip(told, tier.contains(told), strict=True) if not stored]
 
     @contextmanager
     def _serving(self, number: str) -> Iterator[Tier]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from kvtier.config import Config
 from kvtier.errors import ConfigError
@@ -90,8 +91,8 @@ def clean(running: Running, run_dir: Path, *, flush_seconds: float, say: Say = l
             problems.append(problem)
     if running.own_ray:
         say("ending Ray")
-        ours = {*(running.head.tree() if running.head else ()), *process.marked(head.RUN_ENV, running.run)}
-        problems += [f"process {pid} does not end" for pid in process.end(ours, END_SECONDS)]
+        left = process.end(lambda: _processes(running), END_SECONDS)
+        problems += [f"process {pid} does not end" for pid in left]
         head.sweep(running.ray_temp)
     if running.redis:
         redis_server.stop(run_dir)
@@ -139,6 +140,11 @@ def environment(running: Running) -> dict[str, str]:
         return dict(os.environ)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return kept | head.auth_environment(Path(running.ray_token))
+
+
+def _processes(running: Running) -> set[psutil.Process]:
+    """All processes of kvtier's own Ray cluster."""
+    return {*(running.head.tree() if running.head else ()), *process.marked(head.RUN_ENV, running.run)}
 
 
 def _farewell(running: Running, flush_seconds: float) -> tuple[list[dict[str, int]], str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import psutil
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+POLL = 0.05
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -53,18 +56,17 @@ def marked(name: str, value: str) -> list[psutil.Process]:
     return list(found.values())
 
 
-def end(processes: Iterable[psutil.Process], timeout: float) -> list[int]:
-    """Terminate, and kill after `timeout` seconds; pids of those that are left even so."""
-    ours = {process.pid: process for process in processes}
-    for signal in (psutil.Process.terminate, psutil.Process.kill):
-        for process in ours.values():
-            try:
-                signal(process)
-            except psutil.Error:
-                continue
-        _, alive = psutil.wait_procs(ours.values(), timeout)
-        ours = {process.pid: process for process in alive}
-    return list(ours)
+def end(find: Callable[[], Iterable[psutil.Process]], timeout: float) -> list[int]:
+    """Kill what `find` finds until it finds nothing; pids of those that are left after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while left := [process for process in find() if _born(process.pid)]:
+        if time.monotonic() > deadline:
+            return [process.pid for process in left]
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(POLL)
+    return []
 
 
 def _born(pid: int) -> str:

@@ -1,0 +1,193 @@
+"""`kvtier up` and `down`, next to a Ray of somebody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvtier.client.door import DoorSession
+from kvtier.testing.session import save
+from kvtier_services.cluster import process, state
+from kvtier_services.cluster.process import Process
+from kvtier_services.cluster.state import Running
+from tests.cluster.kit import Cluster, blocks_read, environment, within
+
+LEFT_IN_RUN_DIR = {"up.lock", "redis.lock"}
+
+
+@dataclass(frozen=True)
+class ForeignRay:
+    """A Ray head that kvtier did not start."""
+
+    head: Process
+    address: str
+    token: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.token}
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Iterator[ForeignRay]:
+    temp = tempfile.mkdtemp(prefix="ray-")
+    token = Path(temp, "token")
+    token.write_text("0123456789abcdef" * 4)
+    names = ("port", "node-manager-port", "object-manager-port", "dashboard-agent-grpc-port", "ray-client-server-port")
+    names += ("dashboard-agent-listen-port", "runtime-env-agent-port", "metrics-export-port")
+    flags = [f"--{name}={port}" for name, port in zip(names, free_ports(len(names)), strict=True)]
+    flags += ["--min-worker-port=0", "--max-worker-port=0", "--num-cpus=0", "--object-store-memory=80000000"]
+    flags += ["--include-dashboard=false", f"--temp-dir={temp}"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags],
+        env=environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token), RAY_USAGE_STATS_ENABLED="0"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    head = Process.of(child.pid)
+    try:
+        address = within(
+            60.0, lambda: current.read_text() if (current := Path(temp, "ray_current_cluster")).exists() else ""
+        )
+        yield ForeignRay(head, address.strip(), str(token))
+    finally:
+        tree = head.tree()
+        assert not process.end(lambda: tree, 10.0)
+        child.wait(5.0)
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def temporary_ray_folders() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("kvtier-ray-*")}
+
+
+def nothing_is_left(cluster: Cluster, run: str) -> None:
+    assert process.marked("KVTIER_RUN", run) == []
+    assert not cluster.arena_dir.exists()
+    assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
+    assert (cluster.nvme_dir / "regions").exists()
+
+
+def remains(cluster: Cluster) -> None:
+    """What a kvtier leaves that ended without `down`, its pid taken by another process meanwhile."""
+    cluster.run_dir.mkdir(mode=0o700)
+    cluster.arena_dir.mkdir()
+    (cluster.arena_dir / "arena").write_bytes(b"old")
+    cluster.socket.touch()
+    reused = Process(os.getpid(), "another boot/1")
+    state.write(
+        cluster.run_dir / "state.json",
+        Running(
+            state.VERSION, "0" * 16, time.time(), False, reused, "", str(cluster.socket), str(cluster.arena_dir),
+            redis=True, address="127.0.0.1:1", head=reused, ray_token=str(cluster.run_dir / "ray.token"),
+        ),
+    )  # fmt: skip
+
+
+def test_up_status_down_next_to_a_foreign_ray(cluster, foreign):
+    before = temporary_ray_folders()
+    remains(cluster)
+    said = cluster.cli("up")
+    assert "a kvtier that ended without `kvtier down` was cleaned up" in said
+    assert "kvtier is up after" in said
+    assert "gpu(host) 16.0 MiB, cpu 64.0 MiB, nvme 128.0 MiB" in said
+
+    known = state.read(cluster.run_dir / "state.json")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in cluster.run_dir.iterdir() if path.suffix != ".log")
+    assert "kvtier already runs" in cluster.cli("up")
+    assert state.read(cluster.run_dir / "state.json") == known
+
+    shown = cluster.cli("status")
+    assert all(word in shown for word in ("gpu(host)", "cpu", "nvme", "hit ratio", "index redis ok", "controller pid"))
+    snapshot = cluster.status()
+    (host,) = snapshot["hosts"]
+    assert host["serving"]
+    assert host["fault"] == ""
+    assert snapshot["ray"] == {"address": known.address, "own": True, "pid": known.head.pid}
+    with urllib.request.urlopen(host["metrics"]["url"], timeout=5) as answer:
+        assert 'kvtier_tier_capacity_bytes{tier="gpu(host)"} 1.6777216e+07' in answer.read().decode()
+
+    session = DoorSession(cluster.socket)
+    assert save(session, 0, 5) == 5
+    session.close()
+
+    said = cluster.cli("down")
+    assert "kvtier is down after" in said
+    assert "5 blocks written down to NVMe" in said
+    nothing_is_left(cluster, known.run)
+    assert temporary_ray_folders() == before
+    assert "kvtier does not run" in cluster.cli("down")
+    assert "kvtier does not run" in cluster.cli("status", rc=1)
+    assert foreign.head.alive()
+
+
+def test_up_in_a_ray_of_the_users(cluster, foreign):
+    cluster.nvme_dir.mkdir()
+    said = cluster.cli("up", "--address", foreign.address, **foreign.env)
+    assert "kvtier is up after" in said
+    known = state.read(cluster.run_dir / "state.json")
+    assert not known.own_ray
+    assert cluster.status(**foreign.env)["ray"]["own"] is False
+    workers = {child.pid for child in foreign.head.tree()}
+    session = DoorSession(cluster.socket)
+    assert save(session, 0, 5) == 5
+    assert blocks_read(session, 0, 5) == 5
+    session.close()
+    host = cluster.status(**foreign.env)["hosts"][0]
+    assert {host["pid"], *(hand["pid"] for hand in host["hands"])} <= workers
+    assert "5 blocks written down" in cluster.cli("down", **foreign.env)
+    nothing_is_left(cluster, known.run)
+    assert foreign.head.alive()
+    within(
+        10.0, lambda: not {host["pid"], *(hand["pid"] for hand in host["hands"])} & {c.pid for c in foreign.head.tree()}
+    )
+
+
+def test_what_is_left_of_a_kvtier_is_removed_by_down(cluster):
+    remains(cluster)
+    assert "kvtier had ended by itself; what it left was removed" in cluster.cli("down")
+    assert not cluster.arena_dir.exists()
+    assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
+
+
+def test_an_arena_that_does_not_fit_is_said_and_nothing_is_left(cluster):
+    cluster.config.write_text(cluster.config.read_text().replace('"64MiB"', '"900TiB"'))
+    said = cluster.cli("up", rc=1)
+    assert "the arena needs" in said
+    assert "set cpu.capacity to at most" in said
+    assert not cluster.arena_dir.exists()
+    assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
+
+
+def test_a_busy_ray_port_is_said_at_once(cluster):
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        cluster.config.write_text(cluster.config.read_text() + f"[ray]\nport = {port}\n")
+        assert f"ray.port {port} is in use" in cluster.cli("up", rc=1)
+    assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
