@@ -213,7 +213,7 @@ def _device(name: str) -> torch.device:
     if not torch.cuda.is_available() or (device.index or 0) >= count:
         raise ConfigError(
             f"this process has no device {name} ({count} CUDA devices): set gpu.device to one that is there, or to "
-            '"cpu" to emulate a GPU tier in host memory, or gpu.capacity to 0 for none'
+            '"cpu" to emulate a GPU tier in host memory, or to "off"'
         )
     return device
 

@@ -14,9 +14,9 @@ engine. What keeps it honest:
 
 * The bytes are written first, the key is visible after. Only one batch is written at a time, and a key is acknowledged
   when everything before it in its region is whole: so all that a crash can tear is the end of the newest region.
-* Each record begins with a frame that names its region's life, its own place and the frame before it. Recovery follows
-  that chain, so nothing of a region's former life can be found, wherever it lies; the end of the newest region, which
-  may be torn, is verified then. Everything else is verified when it is read.
+* Each record begins with a frame that names its region's life, its own place, the frame before it and how far the
+  region was whole. Recovery follows that chain, so nothing of a region's former life can be found, wherever it lies;
+  the end of the newest region, which may be torn, is verified then. Everything else is verified when it is read.
 * A region with readers is not taken until they are done.
 
 Kill -9 loses nothing that was acknowledged. Power loss may lose what the kernel or the device had not yet written; what

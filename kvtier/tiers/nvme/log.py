@@ -17,6 +17,7 @@ class Region:
         index: its place in the file.
         sequence: number of this life; 0 before the first.
         tail: bytes of it that hold whole records.
+        former_tail: those of the life before this one, in another region.
         checksum: of its last frame; random while it has none.
         keys: what was appended in this life, in order.
         readers: reads of it that are under way.
@@ -25,9 +26,27 @@ class Region:
     index: int
     sequence: int = 0
     tail: int = 0
+    former_tail: int = 0
     checksum: int = 0
     keys: list[bytes] = field(default_factory=list)
     readers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What recovery found of a region's present life.
+
+    Attributes:
+        sequence: its number.
+        former_tail: bytes that the life before it had, in another region.
+        nonce: what its first frame carries in place of a checksum.
+        links: its frames, plain and packed; none when the first record of all is torn.
+    """
+
+    sequence: int
+    former_tail: int
+    nonce: int
+    links: list[tuple[Frame, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +101,15 @@ class RegionLog:
         """Bytes that can still be appended to the newest region; 0 before its first life."""
         return self.geometry.region_nbytes - self.newest.tail if self.newest.sequence else 0
 
-    def adopt(self, chains: Sequence[Sequence[tuple[Frame, bytes]]]) -> None:
-        """Take over what recovery found: the frames of each region, plain and packed."""
-        regions = sorted(self._order, key=lambda region: region.index)
-        for region, chain in zip(regions, chains, strict=True):
-            if chain:
-                region.sequence = chain[0][0].sequence
-        self._order = deque(sorted(regions, key=lambda region: region.sequence))
+    def adopt(self, lives: Sequence[Life | None]) -> None:
+        """Take over what recovery found in each region; even a life without records goes on."""
+        for region, life in zip(list(self._order), lives, strict=True):
+            if life is not None:
+                region.sequence, region.former_tail, region.checksum = life.sequence, life.former_tail, life.nonce
+        self._order = deque(sorted(self._order, key=lambda region: region.sequence))
         for region in self._order:
-            for frame, sealed in chains[region.index]:
+            life = lives[region.index]
+            for frame, sealed in life.links if life is not None else ():
                 self.append(region, frame, sealed)
 
     def inherit(self, former: RegionLog) -> None:
@@ -102,13 +121,14 @@ class RegionLog:
         region, laid = self.newest, []
         base, end = self.geometry.start(region.index), self.geometry.start(region.index + 1)
         at, previous = base + region.tail, region.checksum
+        settled = region.tail or region.former_tail
         for key, nbytes in payloads:
-            frame = Frame(region.sequence, at, previous, region.tail, key, nbytes)
+            frame = Frame(region.sequence, at, previous, settled, key, nbytes)
             if at + frame.span > end:
                 break
             sealed = frame.pack(store)
             laid.append((frame, sealed))
-            at, previous = at + frame.span, checksum(sealed)
+            at, previous, settled = at + frame.span, checksum(sealed), region.tail
         return laid
 
     def append(self, region: Region, frame: Frame, sealed: bytes) -> None:
@@ -133,9 +153,10 @@ class RegionLog:
 
     def begin(self, nonce: int) -> None:
         """Give the emptied oldest region a new life; nobody may be reading it."""
-        sequence = self.newest.sequence + 1
+        former = self.newest
         region = self._order.popleft()
-        region.sequence, region.tail, region.checksum = sequence, 0, nonce
+        region.sequence, region.tail, region.former_tail = former.sequence + 1, 0, former.tail
+        region.checksum = nonce
         self._order.append(region)
 
     def drop(self, key: bytes) -> None:

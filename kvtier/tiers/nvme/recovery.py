@@ -13,13 +13,12 @@ from kvtier.block import PAGE, slot_nbytes, verify_payload
 from kvtier.errors import ConfigError, CorruptPayload
 from kvtier.memory.lock import FileLock
 from kvtier.tiers.nvme.io import Disk, RegionFile, pages
-from kvtier.tiers.nvme.log import RegionLog
+from kvtier.tiers.nvme.log import Life, RegionLog
 from kvtier.tiers.nvme.regions import STORE_ID_NBYTES, Frame, Geometry, Superblock, checksum
 
 FILE = "regions"
 LOCK_PATIENCE = 5.0
 """Seconds that a new owner waits for a dying one."""
-Chain = list[tuple[Frame, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def open_store(folder: Path, geometry: Geometry, disk: Disk, *, direct: bool, th
     if direct and not file.direct:
         notes.append(f"{folder} refuses direct I/O: buffered I/O is used, which costs speed and page cache")
     log = RegionLog(geometry)
-    log.adopt(_Scan(file, superblock.store, geometry, notes).chains(threads))
+    log.adopt(_Scan(file, superblock.store, geometry, notes).lives(threads))
     return Opened(file, superblock.store, log, tuple(notes), lock)
 
 
@@ -153,21 +152,25 @@ class _Scan:
         self._geometry = geometry
         self._notes = notes
 
-    def chains(self, threads: int) -> Sequence[Chain]:
-        """The frames of each region that can be trusted, plain and packed."""
+    def lives(self, threads: int) -> list[Life | None]:
+        """What can be trusted of each region."""
         with ThreadPoolExecutor(threads, "nvme-scan") as pool:
-            chains = list(pool.map(self._chain, range(self._geometry.count)))
-        newest = max(chains, key=lambda chain: chain[0][0].sequence if chain else 0)
-        if newest:
-            self._cut_torn(newest)
-        return chains
+            lives = list(pool.map(self._life, range(self._geometry.count)))
+        known = [life for life in lives if life is not None]
+        ends = {life.sequence - 1: life.former_tail for life in known}
+        for region, life in enumerate(lives):
+            if life is not None and (end := ends.get(life.sequence)) is not None:
+                _cut(life, self._geometry.start(region) + end)
+        if known:
+            self._cut_torn(max(known, key=lambda life: life.sequence))
+        return lives
 
-    def _chain(self, region: int) -> Chain:
+    def _life(self, region: int) -> Life | None:
         """Follow the frames of a region to the first that does not continue them."""
         start = self._geometry.start(region)
         at, end = start, start + self._geometry.region_nbytes
         page = pages(1)
-        chain: Chain = []
+        links: list[tuple[Frame, bytes]] = []
         while at < end:
             try:
                 self._file.read(at, [page])
@@ -175,19 +178,22 @@ class _Scan:
                 self._notes.append(f"region {region} could not be read at {at}: {exc}")
                 break
             found = Frame.unpack(self._store, page)
-            if found is None or not _continues(chain, found[0], at, end):
+            if found is None or not _continues(links, found[0], at, end):
                 break
-            chain.append(found)
+            links.append(found)
             at += found[0].span
-        return chain
+        if not links:
+            return None
+        first, _ = links[0]
+        return Life(first.sequence, first.settled, first.previous, links)
 
-    def _cut_torn(self, chain: Chain) -> None:
-        """Cut the newest region at the first payload that was being written when the last process ended."""
-        base = self._geometry.start((chain[0][0].offset - PAGE) // self._geometry.region_nbytes)
-        settled = base + max(frame.settled for frame, _ in chain)
-        for place, (frame, _) in enumerate(chain):
+    def _cut_torn(self, newest: Life) -> None:
+        """Cut the newest life at the first payload that was being written when the last process ended."""
+        start = newest.links[0][0].offset
+        settled = start + max((frame.settled for frame, _ in newest.links[1:]), default=0)
+        for frame, _ in newest.links:
             if frame.offset >= settled and not self._is_whole(frame):
-                del chain[place:]
+                _cut(newest, frame.offset)
                 return
 
     def _is_whole(self, frame: Frame) -> bool:
@@ -199,8 +205,16 @@ class _Scan:
             return False
 
 
-def _continues(chain: Chain, frame: Frame, at: int, end: int) -> bool:
+def _continues(links: Sequence[tuple[Frame, bytes]], frame: Frame, at: int, end: int) -> bool:
     """Whether a whole frame found at `at` is the next one of this life."""
     if frame.offset != at or not 0 < frame.nbytes <= frame.span <= end - at or not frame.sequence:
         return False
-    return not chain or (frame.sequence == chain[-1][0].sequence and frame.previous == checksum(chain[-1][1]))
+    if not links:
+        return True
+    last, sealed = links[-1]
+    return frame.sequence == last.sequence and frame.previous == checksum(sealed)
+
+
+def _cut(life: Life, end: int) -> None:
+    """Forget what lies at `end` and behind: it was never acknowledged."""
+    life.links[:] = [link for link in life.links if link[0].offset < end]

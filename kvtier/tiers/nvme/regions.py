@@ -116,7 +116,8 @@ class Frame:
         sequence: which life of which region; counts up over all regions.
         offset: where this frame lies in the file.
         previous: checksum of the frame before it in this life; random in the first.
-        settled: bytes of this region, from its start, that were whole when this frame was made.
+        settled: bytes of this region, from its start, that were whole when this frame was made; in the first frame of
+            a life, those of the life before it (which is in another region, and over).
         key: the payload's 34-byte address.
         nbytes: bytes of the payload.
     """

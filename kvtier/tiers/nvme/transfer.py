@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -131,4 +131,18 @@ def _wrong(record: Record) -> CorruptPayload | None:
 
 
 def _each(pool: ThreadPoolExecutor, call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
-    return list(pool.map(call, items)) if len(items) > 1 else [call(item) for item in items]
+    """Call for each item, on several threads if there are several; none is under way any more when this returns."""
+    if len(items) == 1:
+        return [call(items[0])]
+    futures = [_submit(pool, call, item) for item in items]
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[[_In], _Out], item: _In) -> Future[_Out]:
+    try:
+        return pool.submit(call, item)
+    except RuntimeError:  # The interpreter is ending and takes no more work for other threads.
+        future: Future[_Out] = Future()
+        future.set_result(call(item))
+        return future

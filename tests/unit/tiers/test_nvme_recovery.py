@@ -1,0 +1,163 @@
+"""What reopening finds, and what it sets aside."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier.errors import ConfigError
+from kvtier.testing.payloads import key_of
+from kvtier.tiers.nvme import regions
+from kvtier.tiers.nvme.recovery import FILE
+
+RECORD = 4096 + 8192
+"""A payload of 5,000 bytes."""
+
+
+def poke(path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store" / FILE
+
+
+def test_everything_is_there_again_in_its_order(open_nvme):
+    before = open_nvme()
+    for seed in range(90):
+        before.write([seed], 5000)
+    held = before.tier.inventory()
+    assert 60 < len(held) < 90, "the log wrapped"
+    after = open_nvme()
+    assert after.tier.inventory() == held
+    assert after.tier.dropped() == []
+    assert all(after.read([seed for seed in range(90) if (key_of(seed), 5000) in held], 5000))
+
+
+def test_appending_goes_on_where_it_ended(open_nvme):
+    for seed in range(8):
+        assert open_nvme().write([seed], 5000) == [True]
+    assert open_nvme().read(range(8), 5000) == [True] * 8
+    assert open_nvme().tier.usage().used == regions.RESERVE + 8 * RECORD
+
+
+def test_frames_of_a_former_life_are_never_found(open_nvme, path):
+    """The first frame is lost, so its region is free and its number is given again; equal records follow in place."""
+    desk = open_nvme()
+    desk.write([1, 2, 3], 5000)
+    poke(path, 4096, b"\0" * 64)
+    again = open_nvme()
+    assert again.tier.inventory() == []
+    again.write([4], 5000)
+    assert open_nvme().tier.inventory() == [(key_of(4), 5000)]
+
+
+def test_a_record_torn_by_a_crash_is_not_found(open_nvme, path):
+    """The last batch of the newest region is verified at opening, whatever its frames say."""
+    desk = open_nvme()
+    desk.write([1], 5000)
+    desk.write([2, 3, 4], 5000)
+    poke(path, 4096 + 2 * RECORD + 4096 + 4990, b"torn")
+    again = open_nvme()
+    assert again.contains([1, 2, 3, 4]) == [True, True, False, False]
+    assert again.write([3], 5000) == [True]
+    assert open_nvme().read([1, 2, 3, 4], 5000) == [True, True, True, False]
+
+
+def test_a_lost_frame_ends_its_region_only(open_nvme, path):
+    desk = open_nvme()
+    for seed in range(24):
+        desk.write([seed], 5000)
+    poke(path, 4096 + 3 * RECORD, b"\xff" * 8)
+    assert open_nvme().contains(range(24)) == [True] * 3 + [False] * 7 + [True] * 14
+
+
+@pytest.mark.parametrize(
+    ("offset", "content", "why"),
+    [
+        (0, b"SOMETHIN", "no superblock"),
+        (8, (99).to_bytes(2, "little"), "format version is 99"),
+        (40, b"\x01", "superblock is corrupt"),
+    ],
+)
+def test_a_foreign_store_is_set_aside_and_kept(open_nvme, path, offset, content, why):
+    open_nvme().write([1], 5000)
+    for n in (1, 2):
+        poke(path, offset, content)
+        aside = path.with_name(f"{FILE}.aside-{n}")
+        desk = open_nvme()
+        assert desk.tier.inventory() == []
+        assert len(desk.tier.notes) == 1
+        assert why in desk.tier.notes[0]
+        assert aside.name in desk.tier.notes[0]
+        assert aside.stat().st_size == path.stat().st_size
+        assert desk.write([2], 5000) == [True]
+
+
+def test_an_empty_file_is_set_aside(open_nvme, path):
+    path.parent.mkdir()
+    path.touch()
+    assert "too short" in open_nvme().tier.notes[0]
+
+
+def test_a_half_made_store_is_made_again(open_nvme, path):
+    path.parent.mkdir()
+    path.with_name(f"{FILE}.new").write_bytes(b"\0" * 9999)
+    assert open_nvme().tier.notes == ()
+    assert sorted(p.name for p in path.parent.iterdir()) == ["lock", FILE]
+
+
+def test_regions_of_another_size_are_set_aside(open_nvme):
+    open_nvme(1 << 20).write([1], 5000)
+    assert "131072 bytes, not 262144" in open_nvme(2 << 20).tier.notes[0]
+
+
+def test_the_same_regions_in_another_number_are_kept(open_nvme, path):
+    desk = open_nvme(2 << 20, region_nbytes=128 << 10)
+    for seed in range(24):
+        desk.write([seed], 5000)
+    held = desk.tier.inventory()
+    smaller = open_nvme(1 << 20, region_nbytes=128 << 10)
+    assert smaller.tier.inventory() == held
+    assert "resized" in smaller.tier.notes[0]
+    assert path.stat().st_size <= 1 << 20
+    larger = open_nvme(2 << 20, region_nbytes=128 << 10)
+    assert larger.tier.inventory() == held
+    for seed in range(24, 100):
+        larger.write([seed], 5000)
+    assert len(larger.tier.inventory()) == 100
+    assert open_nvme(2 << 20, region_nbytes=128 << 10).tier.notes == ()
+
+
+def test_the_default_region_holds_large_payloads_without_waste():
+    geometry = regions.Geometry.fit(64 << 30, regions.REGION_NBYTES)
+    for nbytes in (2 << 20, 8 << 20, 32 << 20):
+        record = regions.span(nbytes + 128)
+        assert geometry.region_nbytes % record / geometry.region_nbytes < 0.025
+
+
+@pytest.mark.parametrize("capacity", [0, 4096, 200_000])
+def test_too_small_a_capacity_says_how_much_is_needed(tmp_path, open_nvme, capacity):
+    with pytest.raises(ConfigError, match="at least 262144"):
+        open_nvme(capacity)
+
+
+@pytest.mark.parametrize("capacity", [262_144, 300_000, 1 << 20, 10_000_001, 1 << 30, 1 << 40])
+def test_the_file_and_what_goes_with_it_fit_the_capacity(capacity):
+    geometry = regions.Geometry.fit(capacity, regions.REGION_NBYTES)
+    assert geometry.file_nbytes + regions.RESERVE - 4096 <= capacity
+    assert geometry.file_nbytes >= 0.75 * capacity
+
+
+def test_a_torn_record_stays_lost_when_its_region_is_no_longer_the_newest(open_nvme, path):
+    """Its frame is still there, and whole; the next region's first frame says that nothing was acknowledged there."""
+    open_nvme().write([1, 2], 5000)
+    poke(path, 4096 + RECORD + 8192, b"torn")
+    desk = open_nvme()
+    assert desk.contains([1, 2]) == [True, False]
+    for seed in (3, 4):
+        desk.write([seed], 100_000)
+    again = open_nvme()
+    assert again.contains([1, 2, 3, 4]) == [True, False, True, True]
