@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kvtier.errors import TierUnavailable
+from kvtier.errors import ClosedError, TierUnavailable
 from kvtier.tiers.base import Slots, TierUsage
 from kvtier_services.actors import wire
 
@@ -67,6 +67,7 @@ class RemoteTier:
         self._pass = ""
         self._fault = "not connected yet"
         self._dropped: list[bytes] = []
+        self._closed = False
         self._usage = TierUsage(0, 0, 0)
         self.overweight: Counter[str] = Counter()
 
@@ -116,6 +117,7 @@ class RemoteTier:
 
     def dropped(self) -> list[bytes]:
         """See `Tier`; answers from what came with other answers, without a call, so it may be asked under a lock."""
+        self._check_open()
         with self._lock:
             dropped, self._dropped = self._dropped, []
         return dropped
@@ -135,7 +137,11 @@ class RemoteTier:
     def close(self) -> None:
         """Serve nothing more; the process goes on and keeps what it has."""
         with self._lock:
-            self._pass, self._fault = "", "closed"
+            self._pass, self._fault, self._closed = "", "closed", True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the {self.name} tier was closed")
 
     def _copy(self, method: str, keys: Sequence[bytes], slots: Slots) -> list[bool]:
         args = wire.join(keys), wire.pack_slots(slots)
@@ -148,6 +154,7 @@ class RemoteTier:
         return flags
 
     def _ask(self, method: str, *args: bytes, timeout: float = ASK_TIMEOUT, copies: bool = False) -> Any:
+        self._check_open()
         number = self._pass
         if not number:
             raise TierUnavailable(f"the {self.name} tier is away: {self._fault}")

@@ -1,0 +1,154 @@
+"""The CPU tier's actor as a plain object: it starts by itself, says why it cannot, and takes its tiers up again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvtier.client.local import LocalSession
+from kvtier.errors import ConfigError
+from kvtier.memory.arena import Arena
+from kvtier.testing.session import found, save
+from kvtier.tiers.base import TierNumber
+from kvtier_services.actors import cpu_tier
+from tests.unit.services.host import FakeDoor, FakeHand, make_actor, settings_in
+
+
+@pytest.fixture
+def door() -> FakeDoor:
+    return FakeDoor()
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_tier, "RETRY", 0.01)
+    monkeypatch.setattr(cpu_tier, "LOOK", 0.01)
+    return settings_in(tmp_path)
+
+
+async def until(check) -> None:
+    for _ in range(1000):
+        if check():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("not in time")
+
+
+async def test_it_starts_by_itself_and_stops_without_a_trace(settings, door):
+    actor = make_actor(settings, door, FakeHand(settings))
+    status = await actor.ready(10.0)
+    assert (status["serving"], status["fault"]) == (True, "")
+    assert status["metrics"] == {"url": "http://here", "fault": ""}
+    assert [(hand["tier"], hand["connected"], hand["connects"]) for hand in status["hands"]] == [("nvme", True, 1)]
+    assert {tier["tier"] for tier in status["hierarchy"]["tiers"]} == {"cpu", "nvme"}
+    assert await actor.stop(1.0) == {"written": 0, "lost": 0}
+    assert door.log == ["start", "stop"]
+    assert not settings.arena_dir.exists()
+
+
+async def test_a_failed_start_is_said_and_tried_again(settings, door):
+    owner = Arena.own(settings.arena_dir, 1 << 20)
+    door.trouble = [ConfigError("the socket is taken")]
+    actor = make_actor(settings, door)
+    try:
+        owner.close()
+        status = await actor.ready(10.0)
+        assert (status["serving"], status["fault"]) == (False, "the socket is taken")
+        await until(lambda: door.log == ["start", "start"])
+        await until(lambda: actor._fault == "")
+        assert (await actor.status())["serving"]
+    finally:
+        await actor.stop(0.0)
+
+
+async def test_an_arena_that_does_not_fit_is_a_fault(tmp_path, door):
+    actor = make_actor(settings_in(tmp_path, capacity=1 << 60), door)
+    status = await actor.ready(10.0)
+    assert "set cpu.capacity to at most" in status["fault"]
+    assert status["hierarchy"] is None
+    assert await actor.stop(0.0) == {"written": 0, "lost": 0}
+
+
+async def test_a_tier_that_is_away_at_the_start_is_taken_up_later(settings, door):
+    hand = FakeHand(settings)
+    hand.trouble = ConnectionError("not yet")
+    actor = make_actor(settings, door, hand)
+    status = await actor.ready(10.0)
+    assert status["serving"]
+    assert status["hands"][0]["fault"] == "not yet"
+    hand.trouble = None
+    await until(lambda: actor._hands[TierNumber.NVME].connected)
+    await actor.stop(0.0)
+
+
+async def test_what_a_tier_lost_with_its_process_is_forgotten(settings, door):
+    hand = FakeHand(settings)
+    actor = make_actor(settings, door, hand)
+    await actor.ready(10.0)
+    session = LocalSession(actor._hierarchy)
+    await asyncio.to_thread(save, session, 0, 3)
+    assert await asyncio.to_thread(session.move, [*_chain(3)], TierNumber.NVME, 5.0) == 3
+    hand.service.stop()
+    hand.restart()
+    await until(lambda: actor._hands[TierNumber.NVME].connects == 2)
+    await until(lambda: len(actor._hierarchy.state.table) == 0)
+    assert await asyncio.to_thread(found, session, 0, 3) == 0
+    assert (await actor.status())["hierarchy"]["dropped"] == {"nvme_lost": 3}
+    session.close()
+    await actor.stop(0.0)
+
+
+async def test_what_a_tier_kept_is_known_again(settings, door):
+    hand = FakeHand(settings)
+    actor = make_actor(settings, door, hand)
+    await actor.ready(10.0)
+    session = LocalSession(actor._hierarchy)
+    await asyncio.to_thread(save, session, 0, 3)
+    assert await asyncio.to_thread(session.move, [*_chain(3)], TierNumber.NVME, 5.0) == 3
+    session.close()
+    assert await actor.stop(0.0) == {"written": 0, "lost": 0}
+
+    again = make_actor(settings, FakeDoor(), hand)
+    kept = hand.tier._stored
+    hand.service._open_tier = lambda arena: _with(hand, arena, kept)
+    await again.ready(10.0)
+    session = LocalSession(again._hierarchy)
+    matched = await asyncio.to_thread(session.match, [*_chain(3)], 2.0)
+    assert len(matched.slots) == 3
+    session.close()
+    await again.stop(0.0)
+
+
+async def test_stopping_writes_down_what_only_memory_has(settings, door):
+    hand = FakeHand(settings)
+    actor = make_actor(settings, door, hand)
+    await actor.ready(10.0)
+    session = LocalSession(actor._hierarchy)
+    await asyncio.to_thread(save, session, 0, 4)
+    session.close()
+    assert await actor.stop(5.0) == {"written": 4, "lost": 0}
+    assert len(hand.tier._stored) == 4
+
+
+async def test_what_cannot_be_written_down_is_counted(settings, door):
+    actor = make_actor(settings, door)
+    await actor.ready(10.0)
+    session = LocalSession(actor._hierarchy)
+    await asyncio.to_thread(save, session, 0, 4)
+    session.close()
+    assert await actor.stop(5.0) == {"written": 0, "lost": 4}
+
+
+def _chain(count: int):
+    from kvtier.testing.session import chain
+
+    return chain(0, count)
+
+
+def _with(hand: FakeHand, arena: Arena, stored: dict):
+    from kvtier.testing.memory_tier import MemoryTier
+
+    hand.tier = MemoryTier(arena, 1 << 20)
+    hand.tier._stored = stored
+    return hand.tier
