@@ -1,0 +1,94 @@
+"""What is missing on a machine is named, with what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier.config import Config, CpuConfig, GpuConfig, IndexConfig, MetricsConfig, NvmeConfig, RayConfig, Size
+from kvtier.errors import ConfigError
+from kvtier_services import doctor
+from kvtier_services.doctor import checks
+
+
+def config_in(folder, **changes) -> Config:
+    fields = {
+        "run_dir": str(folder / "run"),
+        "arena_dir": str(folder / "arena"),
+        "cpu": CpuConfig(capacity=Size(1 << 20)),
+        "nvme": NvmeConfig(capacity=Size(1 << 20), path=str(folder / "nvme")),
+        "metrics": MetricsConfig(port=0),
+    }
+    return Config(**fields | changes)
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Checks by name, of the defaults with changes."""
+    return lambda **changes: {check.name: check for check in checks(config_in(tmp_path, **changes))}
+
+
+def test_a_machine_that_is_well_has_no_failures_and_nothing_to_fix(found, tmp_path):
+    checked = found()
+    assert [check for check in checked.values() if check.level == "fail"] == []
+    assert all(check.fix for check in checked.values() if check.level != "ok")
+    assert not any(check.fix for check in checked.values() if check.level == "ok")
+    assert list(tmp_path.iterdir()) == [], "nothing was made"
+
+
+def test_memory_that_is_too_small(found):
+    check = found(cpu=CpuConfig(capacity=Size(1 << 60)))["arena_dir"]
+    assert check.level == "fail"
+    assert check.fix.startswith("set cpu.capacity to at most ")
+
+
+def test_a_disk_that_is_too_small(found, tmp_path):
+    check = found(nvme=NvmeConfig(capacity=Size(1 << 60), path=str(tmp_path)))["nvme space"]
+    assert check.level == "fail"
+    assert check.fix.startswith("set nvme.capacity to at most ")
+
+
+def test_no_nvme_tier_is_no_problem(found):
+    assert found(nvme=NvmeConfig(capacity=Size(0)))["nvme"].found == "off"
+
+
+def test_no_direct_io(found, monkeypatch):
+    monkeypatch.setattr(doctor, "_direct_io", lambda _: "Invalid argument")
+    check = found()["direct I/O"]
+    assert (check.level, bool(check.fix)) == ("warn", True)
+
+
+def test_no_redis(found, monkeypatch):
+    def none():
+        raise ConfigError("install redis-server")
+
+    monkeypatch.setattr(doctor.redis_server, "find_binary", none)
+    assert (found()["redis"].level, found()["redis"].fix) == ("fail", "install redis-server")
+    assert found(index=IndexConfig(url="local"))["redis"].level == "ok"
+
+
+@pytest.mark.parametrize(("mode", "level"), [("", "warn"), ("token", "ok"), ("disabled", "ok")])
+def test_the_auth_mode_of_the_users_ray(found, monkeypatch, mode, level):
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    assert found(ray=RayConfig(address="there:6379"))["ray auth"].level == level
+    assert found()["ray auth"].level == "ok"
+
+
+def test_busy_ports(found, monkeypatch):
+    monkeypatch.setattr(doctor, "_busy", lambda _host, _port: "Address already in use")
+    checked = found(ray=RayConfig(port=6379), metrics=MetricsConfig(port=9400))
+    assert (checked["ray.port"].level, checked["ray.port"].fix) == ("fail", "set ray.port to a free one, or 0")
+    assert checked["metrics.port"].level == "warn"
+
+
+def test_a_gpu_that_is_not_there(found, monkeypatch):
+    monkeypatch.setattr(doctor, "cuda_present", lambda: False)
+    assert found(gpu=GpuConfig(device="cuda:0"))["gpu"].level == "fail"
+    assert found(gpu=GpuConfig(device="cpu"))["gpu"].found == "emulated in host memory: gpu(host)"
+    assert found()["gpu"].level == "ok"
+
+
+def test_locked_memory_with_cuda(found, monkeypatch):
+    monkeypatch.setattr(doctor, "cuda_present", lambda: True)
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    check = found(gpu=GpuConfig(device="off"))["memlock"]
+    assert (check.level, check.found) == ("warn", "8MiB")

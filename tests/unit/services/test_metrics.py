@@ -1,0 +1,117 @@
+"""The exporter's numbers are the hierarchy's."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvtier.block import slot_nbytes
+from kvtier.client.local import LocalSession
+from kvtier.memory.arena import Arena
+from kvtier.testing.session import CAPACITY, NBYTES, chain, host_over, save
+from kvtier.tiers.base import TierNumber
+from kvtier_services.monitor import metrics
+from kvtier_services.monitor.metrics import Exporter, HostCollector
+
+
+@pytest.fixture
+def host():
+    with host_over(Arena.private(CAPACITY)) as made:
+        yield made
+
+
+@pytest.fixture
+def session(host):
+    made = LocalSession(host.hierarchy)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def value(host):
+    """Of one sample, by its name and labels, as Prometheus reads it."""
+    registry = CollectorRegistry()
+    registry.register(HostCollector(host.hierarchy.status))
+
+    def read(name: str, **labels: str) -> float:
+        text = generate_latest(registry).decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+        raise AssertionError(f"no {name} {labels} in\n{text}")
+
+    return read
+
+
+def test_a_scripted_hour(host, session, value):
+    save(session, 0, 3)
+    session.release(session.match(chain(0, 5), 0.0).lease, 0.003)
+    assert session.move(chain(0, 3), TierNumber.NVME, 5.0) == 3
+    matched = session.match(chain(0, 3), 5.0)
+    session.match(chain(50, 2), 0.0)
+    session.reserve(chain(100, 1), [2 * CAPACITY], 0)
+
+    assert value("kvtier_stored_blocks_total") == 3
+    assert value("kvtier_stored_bytes_total") == 3 * NBYTES
+    assert value("kvtier_lookups_total", result="full") == 1
+    assert value("kvtier_lookups_total", result="partial") == 1
+    assert value("kvtier_lookups_total", result="miss") == 1
+    assert value("kvtier_hit_blocks_total", tier="cpu") == 3
+    assert value("kvtier_hit_blocks_total", tier="nvme") == 3
+    assert value("kvtier_hit_tokens_total", tier="nvme") == 3 * 64
+    assert value("kvtier_miss_blocks_total", reason="absent") == 2 + 2
+    assert value("kvtier_asked_blocks_total") == 5 + 3 + 2
+    assert value("kvtier_moves_total", source="cpu", target="nvme") == 3
+    assert value("kvtier_moves_total", source="nvme", target="cpu") == 3
+    assert value("kvtier_moved_bytes_total", source="nvme", target="cpu") == 3 * NBYTES
+    assert value("kvtier_refused_blocks_total", reason="too_large") == 1
+    assert value("kvtier_sessions") == 1
+    assert value("kvtier_leases") == 1
+    assert value("kvtier_leased_bytes") == 3 * slot_nbytes(NBYTES)
+    assert value("kvtier_tier_capacity_bytes", tier="cpu") == host.hierarchy.state.cpu.pool.capacity
+    assert value("kvtier_tier_blocks", tier="cpu") == 3
+    assert value("kvtier_tier_blocks", tier="nvme") == 3
+    assert value("kvtier_tier_up", tier="nvme") == 1
+    assert value("kvtier_blocks") == 3
+    assert value("kvtier_index_up", kind="local") == 1
+    assert value("kvtier_load_seconds_bucket", le="0.0025") == 0
+    assert value("kvtier_load_seconds_bucket", le="0.005") == 1
+    assert value("kvtier_load_seconds_bucket", le="+Inf") == 1
+    assert value("kvtier_load_seconds_sum") == pytest.approx(0.003)
+    assert value("kvtier_save_seconds_count") == 0
+
+    session.condemn(chain(0, 1), "corrupt")
+    assert value("kvtier_faults_total", reason="corrupt") == 1
+    assert value("kvtier_dropped_blocks_total", reason="corrupt") == 1
+    session.release(matched.lease)
+    assert value("kvtier_leases") == 0
+
+
+def test_an_emulated_gpu_is_labelled_so():
+    tier = {
+        "tier": "gpu",
+        "label": "gpu(host)",
+        "capacity": 2,
+        "used": 1,
+        "blocks": 1,
+        "fault": "x",
+        "counters": {"e": 3},
+    }
+    families = {family.name: family.samples for family in metrics._tiers([tier])}
+    assert {sample.labels["tier"] for samples in families.values() for sample in samples} == {"gpu(host)"}
+    assert families["kvtier_tier_up"][0].value == 0
+
+
+def test_a_busy_port_is_said_and_not_fatal(monkeypatch):
+    def start(*_args):
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(metrics, "start_http_server", start)
+    exporter = Exporter(dict, host="127.0.0.1", port=9400)
+    assert exporter.url == ""
+    assert exporter.fault == (
+        "no metrics: cannot listen on 127.0.0.1:9400 (Address already in use); set metrics.port to a free one, or 0"
+    )
+    exporter.close()

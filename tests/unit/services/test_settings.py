@@ -1,0 +1,50 @@
+"""What the processes of a running kvtier are told."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from kvtier.config import Config, GpuConfig, Size
+from kvtier_services.settings import Settings
+
+
+def test_they_travel():
+    settings = Settings(Config(run_dir="/run/x"), "redis://h", "/secret", "box")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_paths_are_absolute_and_of_the_run_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = Settings(Config(run_dir="~/run"))
+    assert settings.run_dir == Path("/home/me/run")
+    assert {settings.socket, settings.state_file, settings.ray_token, settings.up_lock, settings.ray_log} == {
+        Path("/home/me/run", name) for name in ("door.sock", "state.json", "ray.token", "up.lock", "ray.log")
+    }
+    assert settings.socket == Config(run_dir="/home/me/run").socket
+
+
+def test_two_that_share_a_ray_have_two_namespaces():
+    one, two = Settings(Config(run_dir="/run/1"), up_host="a"), Settings(Config(run_dir="/run/2"), up_host="a")
+    assert one.namespace != two.namespace
+    assert one.namespace == Settings(Config(run_dir="/run/1"), "redis://x", up_host="a").namespace
+    assert one.namespace != Settings(Config(run_dir="/run/1"), up_host="b").namespace
+
+
+@pytest.mark.parametrize(
+    ("device", "capacity", "gpus", "used"),
+    [
+        ("auto", 1, 0, ""),
+        ("auto", 1, 2, "cuda:0"),
+        ("auto", 0, 2, ""),
+        ("off", 1, 2, ""),
+        ("cpu", 1, 0, "cpu"),
+        ("cuda", 1, 0, "cuda:0"),
+        ("cuda:1", 1, 2, "cuda:1"),
+    ],
+)
+def test_the_gpu_tiers_device(device, capacity, gpus, used):
+    gpu = GpuConfig(capacity=Size(capacity << 20), device=device)
+    assert Settings(Config(gpu=gpu)).gpu_device(gpus) == used

@@ -1,0 +1,61 @@
+"""What a person sees of a status snapshot."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from kvtier.memory.arena import Arena
+from kvtier.testing.session import CAPACITY, host_over
+from kvtier_services.monitor.status import age, render, size
+
+RAY = {"address": "10.0.0.1:6379", "own": True, "pid": 7}
+REDIS = {"embedded": True, "pid": 8, "version": "redis 7.2.1"}
+
+
+def shown(snapshot: dict) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+    with console.file:
+        console.print(render(snapshot, now=3600.0))
+    return console.export_text()
+
+
+@pytest.fixture
+def snapshot() -> dict:
+    with host_over(Arena.private(CAPACITY)) as host:
+        hierarchy = host.hierarchy.status()
+    hierarchy |= {"hits": {"cpu": 1234}, "misses": {"absent": 1234}, "hit_ratio": 0.5, "moves": {"cpu>nvme": 3}}
+    hand = {"tier": "nvme", "label": "nvme", "pid": 11, "connected": True, "fault": "", "notes": []}
+    host = {"host": "box", "serving": True, "pid": 10, "fault": "", "socket": "/run/door.sock", "hands": [hand]}
+    host |= {"hierarchy": hierarchy, "metrics": {"url": "http://127.0.0.1:9400/metrics", "fault": ""}}
+    return {"version": "1.2.3", "started": 0.0, "ray": RAY, "redis": REDIS, "controller": {"pid": 9}, "hosts": [host]}
+
+
+def test_a_host_that_is_well(snapshot):
+    text = shown(snapshot)
+    for part in (
+        "kvtier 1.2.3  up 1.0 h  Ray 10.0.0.1:6379 (own, pid 7)  redis 7.2.1 (pid 8)  controller pid 9",
+        "box  serving  pid 10  /run/door.sock",
+        "4.0 MiB",
+        "pid 11",
+        "hit ratio 50.0% of 2,468 blocks asked for",
+        "moves cpu>nvme 3",
+        "index local ok",
+        "metrics http://127.0.0.1:9400/metrics",
+    ):
+        assert part in text
+
+
+def test_what_is_wrong_is_said(snapshot):
+    snapshot["fault"] = "the controller does not answer"
+    snapshot["redis"] = REDIS | {"pid": 0}
+    snapshot["hosts"].append({"host": "other", "fault": "its process does not answer"})
+    snapshot["hosts"][0]["hierarchy"]["tiers"][-1]["fault"] = "disk gone"
+    text = shown(snapshot)
+    for part in ("the controller does not answer", "Redis is gone", "other  not serving", "its process", "disk gone"):
+        assert part in text
+
+
+def test_numbers_for_people():
+    assert [size(n) for n in (0, 1023, 1024, 3 << 29)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
+    assert [age(n) for n in (5, 90, 7200, 86400 * 3)] == ["5 s", "1.5 min", "2.0 h", "3.0 d"]
