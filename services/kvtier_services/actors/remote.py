@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from kvtier.errors import ClosedError, TierUnavailable
@@ -16,6 +17,7 @@ HELLO_TIMEOUT = 300.0
 COPY_TIMEOUT = 30.0
 """Seconds for one batch of payloads; a process that takes longer is ended."""
 ASK_TIMEOUT = 5.0
+USAGE_PATIENCE = 0.5
 
 
 class Call(Protocol):
@@ -64,6 +66,7 @@ class RemoteTier:
         self._arena = arena
         self._fence = fence
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._pass = ""
         self._fault = "not connected yet"
         self._dropped: list[bytes] = []
@@ -123,12 +126,18 @@ class RemoteTier:
         return dropped
 
     def usage(self) -> TierUsage:
-        """See `Tier`; never raises: while the process is away, the last that it said, with the fault."""
+        """See `Tier`; never raises: while the process is away, the last that it said, with the fault.
+
+        One question at a time: while a process is slow, those who ask do not pile up.
+        """
+        if not self._asking.acquire(timeout=USAGE_PATIENCE):
+            return replace(self._usage, fault=f"the {self.name} tier is slow to answer")
         try:
             usage, dropped = self._ask("usage")
         except TierUnavailable as exc:
-            last = self._usage
-            return TierUsage(last.capacity, last.used, last.blocks, self.fault or str(exc), last.counters)
+            return replace(self._usage, fault=self.fault or str(exc))
+        finally:
+            self._asking.release()
         self._usage = TierUsage(**usage)
         with self._lock:
             self._dropped += wire.split(dropped)

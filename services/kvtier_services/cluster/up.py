@@ -69,6 +69,8 @@ def up(config: Config, *, source: str = "", say: Say = lambda _: None) -> Starte
             notes += ["a kvtier that ended without `kvtier down` was cleaned up", *ended.problems]
         running, hosts = _start(settings, source, say)
         notes += [note for host in hosts for note in host_notes(host)]
+        if len(hosts) > 1 and running.redis:
+            notes.append("index.url is embedded: only this host reaches its Redis; set it to one that all hosts reach")
         return Started(running, hosts, tuple(notes), time.monotonic() - began)
 
 

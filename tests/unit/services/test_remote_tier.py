@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from kvtier.testing.tier import MakeTier, TierKit
 from kvtier.tiers.base import Slots
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.nvme import NvmeTier
+from kvtier_services.actors import remote as remote_module
 from kvtier_services.actors.fence import arena_mark, fence, lock_path
 from kvtier_services.actors.remote import RemoteTier
 from kvtier_services.actors.service import TierService
@@ -132,6 +134,17 @@ def test_usage_never_raises_and_says_the_fault(tier_and_process):
     process.trouble = ConnectionError("gone")
     usage = tier.usage()
     assert (usage.capacity, usage.fault) == (1 << 20, "gone")
+
+
+def test_a_slow_process_is_asked_for_its_usage_by_one_at_a_time(tier_and_process, monkeypatch):
+    tier, process = tier_and_process
+    monkeypatch.setattr(remote_module, "USAGE_PATIENCE", 0.0)
+    usage = tier.usage()
+    with tier._asking:
+        process.calls.clear()
+        assert tier.usage() == replace(usage, fault="the nvme tier is slow to answer")
+        assert process.calls == []
+    assert tier.usage() == usage
 
 
 def test_a_restarted_process_answers_no_old_pass(tier_and_process, arena, fenced):
