@@ -20,7 +20,7 @@ from kvtier.block import PAGE, verify_payload
 from kvtier.client.door import DoorSession
 from kvtier.errors import DeadlineExceeded, SessionUnavailable
 from kvtier.testing.payloads import key_of
-from kvtier.testing.session import chain
+from kvtier.testing.session import chain, save
 
 ROOT = Path(__file__).parents[2]
 SHARED = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -117,10 +117,14 @@ def blocks_read(session: DoorSession, first: int, count: int, wait: float = 2.0)
 
 
 class Traffic:
-    """An engine that reads a chain over and over; it takes misses and an absent host, and nothing else."""
+    """An engine that reads a chain and saves new ones, over and over; it takes misses, refusals and an absent host, and
+    nothing else."""
+
+    SAVED = 2
+    """Blocks of each new chain."""
 
     def __init__(self, socket: Path, first: int, count: int) -> None:
-        self.hits = self.misses = self.absent = 0
+        self.hits = self.misses = self.absent = self.saves = 0
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(socket, first, count))
@@ -142,6 +146,8 @@ class Traffic:
             while not self._stop.is_set():
                 try:
                     got = blocks_read(session, first, count, wait=0.2)
+                    new = 1_000_000 * (first + 1) + self.SAVED * self.saves
+                    self.saves += save(session, new, self.SAVED) == self.SAVED
                 except (SessionUnavailable, DeadlineExceeded):
                     self.absent += 1
                     time.sleep(0.02)

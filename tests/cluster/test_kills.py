@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvtier.block import slot_nbytes
 from kvtier.client.door import DoorSession
 from kvtier.errors import SessionUnavailable
-from kvtier.testing.session import chain, save
+from kvtier.testing.session import NBYTES, chain, save
 from kvtier.tiers.base import TierNumber
 from tests.cluster.kit import Cluster, Traffic, blocks_read, within
 
@@ -40,7 +41,7 @@ def nothing_is_held(session: DoorSession, first: int) -> bool:
     cpu = tier(status, "cpu")
     return (
         status["leases"] == status["reservations"] == status["staging"] == cpu["counters"]["quarantined"] == 0
-        and (cpu["used"] > 0) == (cpu["blocks"] > 0)
+        and cpu["used"] == cpu["blocks"] * slot_nbytes(NBYTES)
         and tier(status, "nvme")["blocks"] >= COUNT
     )
 
@@ -131,8 +132,8 @@ def test_the_controller(running, session):
     with Traffic(running.socket, 600, COUNT) as traffic:
         within(10.0, lambda: traffic.hits > 3, every=0.02)
         os.kill(before, signal.SIGKILL)
-        seen = traffic.hits
-        within(5.0, lambda: traffic.hits > seen + 20, every=0.02)
+        seen, saved = traffic.hits, traffic.saves
+        within(5.0, lambda: traffic.hits > seen + 20 and traffic.saves > saved, every=0.02)
         within(PATIENCE, lambda: running.status().get("controller", {}).get("pid") not in (None, before))
     assert traffic.absent == 0
     assert len(running.status()["hosts"]) == 1
