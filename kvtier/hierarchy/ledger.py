@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier.block import slot_nbytes
 from kvtier.errors import SessionUnavailable
 
 T = TypeVar("T")
@@ -38,6 +39,11 @@ class Reservation:
     """Key of the block before the first key of that call."""
     asked: list[bytes]
     """All keys of that call."""
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the slots."""
+        return sum(map(slot_nbytes, self.nbytes))
 
 
 @dataclass(slots=True)
@@ -98,7 +104,7 @@ class Ledger:
         self.reservations[ticket] = reservation
         self.writing.update(reservation.keys)
         holdings.tickets.add(ticket)
-        holdings.reserved_nbytes += sum(reservation.nbytes)
+        holdings.reserved_nbytes += reservation.held_nbytes
         return ticket
 
     def end_reservation(self, ticket: int, session: int) -> Reservation | None:
@@ -110,7 +116,7 @@ class Ledger:
         self.writing.difference_update(reservation.keys)
         holdings = self.sessions[session]
         holdings.tickets.discard(ticket)
-        holdings.reserved_nbytes -= sum(reservation.nbytes)
+        holdings.reserved_nbytes -= reservation.held_nbytes
         return reservation
 
     def attach(self, session: int) -> None:

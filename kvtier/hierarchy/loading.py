@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvtier.block import PAGE
 from kvtier.hierarchy.answers import SLOT, Matched
 from kvtier.hierarchy.staging import Stager, Staging
 from kvtier.hierarchy.state import State
@@ -52,7 +53,7 @@ def look(
         offsets = table.offset[rows]
         away = np.flatnonzero(offsets < 0)
         ready = int(away[0]) if away.size else len(rows)
-        sizes = np.cumsum(table.nbytes[rows[:ready]])
+        sizes = np.cumsum(-(-table.nbytes[rows[:ready]] // PAGE) * PAGE)
         within = int(np.searchsorted(sizes, leasable - holdings.leased_nbytes, side="right")) if ready else 0
         staging = None
         if within == ready < len(rows):

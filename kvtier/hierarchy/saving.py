@@ -46,7 +46,7 @@ def reserve(
                 grants[i:]["state"] = GrantState.REFUSED
                 state.stats.refused[reason] += len(grants) - i
                 break
-            budget -= size
+            budget -= slot_nbytes(size)
             grants[i] = (*slot, GrantState.GRANTED)
             booked.keys.append(key)
             booked.offsets.append(slot[0])
@@ -64,14 +64,24 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
     with state.lock:
         state.ledger.of(session)
         booked = state.ledger.end_reservation(ticket, session)
-        if booked is None:
-            return [False] * len(written)
+    if booked is None:
+        return [False] * len(written)
+    # The slots are still nobody else's: their headers are read without the lock.
+    headers = {
+        i: _written(state, key, offset, size)
+        for i, key, offset, size in zip(booked.positions, booked.keys, booked.offsets, booked.nbytes, strict=True)
+        if i in visible
+    }
+    with state.lock:
+        bad = sum(header is None for header in headers.values())
+        if bad:
+            state.stats.faults["bad_commit"] += bad
         parents = [booked.ancestor, *booked.asked]
         for i, key, offset, generation, size in zip(
             booked.positions, booked.keys, booked.offsets, booked.generations, booked.nbytes, strict=True
         ):
             state.cpu.written(offset, size)
-            header = _written(state, key, offset, size) if i in visible else None
+            header = headers.get(i)
             if header is None or key in table.rows:
                 state.free_slot(offset)
                 continue
@@ -97,7 +107,7 @@ def staging_nbytes(state: State, limits: Limits) -> int:
 def _refusal(state: State, size: int, budget: int, kept: int) -> str:
     if slot_nbytes(size) > state.cpu.pool.capacity - kept:
         return "too_large"
-    if size > budget:
+    if slot_nbytes(size) > budget:
         return "quota"
     return ""
 
@@ -106,8 +116,5 @@ def _written(state: State, key: bytes, offset: int, size: int) -> BlockHeader | 
     try:
         header = BlockHeader.unpack(state.cpu.arena.payload(offset, size))
     except CorruptPayload:
-        header = None
-    if header is None or (header.address, header.payload_nbytes) != (key, size):
-        state.stats.faults["bad_commit"] += 1
         return None
-    return header
+    return header if (header.address, header.payload_nbytes) == (key, size) else None

@@ -106,7 +106,7 @@ class BlockTable:
 
     def has(self, row: int, tier: TierNumber) -> bool:
         """Whether this tier has the block."""
-        return bool(self.tiers[row] >> tier & 1)
+        return bool(int(self.tiers[row]) >> tier & 1)
 
     def mark(self, row: int, tier: TierNumber) -> None:
         """This tier has the block now."""
@@ -118,7 +118,8 @@ class BlockTable:
 
     def best(self, row: int) -> int:
         """The fastest tier that has the block; 0 when none has."""
-        return next((tier for tier in TierNumber if self.has(row, tier)), 0)
+        mask = int(self.tiers[row])
+        return (mask & -mask).bit_length() - 1 if mask else 0
 
     def _grow(self) -> None:
         for name, column in vars(self).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import secrets
 import shutil
 import struct
 from dataclasses import dataclass
@@ -96,8 +97,9 @@ class Arena:
     @classmethod
     def _own(cls, folder: Path, capacity: int, mode: int) -> Arena:
         size = _pages(capacity) * PAGE
-        folder.mkdir(parents=True, exist_ok=True, mode=mode | (mode & 0o444) >> 2 | 0o700)
-        (folder / CLIENTS).mkdir(exist_ok=True, mode=mode | (mode & 0o444) >> 2 | 0o700)
+        for made in (folder, folder / CLIENTS):
+            made.mkdir(parents=True, exist_ok=True, mode=0o700)
+            made.chmod(mode | (mode & 0o444) >> 2 | 0o700)  # who may read the files may enter, whatever the umask
         lock = FileLock(folder / "lock", mode=mode)
         if not lock.acquire(LOCK_PATIENCE):
             holder = lock.read()
@@ -109,7 +111,8 @@ class Arena:
         lock.note(f"pid {os.getpid()}")
         try:
             known = _read_head(folder)
-            if known is None or known[0] != size:
+            fresh = known is None or known[0] != size
+            if fresh:
                 _create(folder, size, mode)
             memory = _map(folder / "arena", size, writable=True)
             tables = _map(folder / "tables", PAGE + 2 * _table_nbytes(size), writable=True)
@@ -119,7 +122,8 @@ class Arena:
         _, _, epoch = _HEAD.unpack_from(tables.data)
         tables[: _HEAD.size] = np.frombuffer(_HEAD.pack(_MAGIC, size, epoch + 1), np.uint8)
         generations, writers = _tables(tables, size)
-        generations += np.uint32(1)
+        # A fresh arena begins anywhere, so that a reader of the one before never sees a number that it knows.
+        generations += np.uint32(secrets.randbits(32) if fresh else 1)
         return cls(folder, memory, generations, writers, epoch + 1, lock)
 
     @classmethod

@@ -323,7 +323,7 @@ class SessionKit:
         save(session, 0, 3)
         session.match(chain(0, 3), 0.0)
         status = session.status()
-        assert (status["blocks"], status["leases"], status["leased_nbytes"]) == (3, 1, 3 * NBYTES)
+        assert (status["blocks"], status["leases"], status["leased_nbytes"]) == (3, 1, 3 * slot_nbytes(NBYTES))
         assert json.loads(json.dumps(status)) == status
 
     def test_readers_cannot_write(self, open_session: OpenSession) -> None:
