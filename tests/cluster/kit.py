@@ -54,10 +54,13 @@ class Cluster:
         self.config.write_text(CONFIG.format(run=self.run_dir, arena=self.arena_dir, nvme=self.nvme_dir))
         self.socket = self.run_dir / "door.sock"
 
+    def command(self, command: str, *args: str) -> list[str]:
+        return [sys.executable, "-m", "kvtier_services.cli", command, "--config", str(self.config), *args]
+
     def cli(self, command: str, *args: str, rc: int = 0, **env: str) -> str:
         """Output of `kvtier COMMAND`."""
         done = subprocess.run(
-            [sys.executable, "-m", "kvtier_services.cli", command, "--config", str(self.config), *args],
+            self.command(command, *args),
             env=environment(**env),
             capture_output=True,
             text=True,

@@ -174,6 +174,17 @@ def test_what_is_left_of_a_kvtier_is_removed_by_down(cluster):
     assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
 
 
+def test_an_up_that_is_cut_short_is_ended_by_down(cluster):
+    up = subprocess.Popen(cluster.command("up"), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    file = cluster.run_dir / "state.json"
+    known = within(60.0, lambda: file.exists() and (now := state.read(file)).head and now, every=0.02)
+    up.kill()
+    up.wait(10.0)
+    cluster.cli("down")
+    assert process.marked("KVTIER_RUN", known.run) == []
+    assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
+
+
 def test_an_arena_that_does_not_fit_is_said_and_nothing_is_left(cluster):
     cluster.config.write_text(cluster.config.read_text().replace('"64MiB"', '"900TiB"'))
     said = cluster.cli("up", rc=1)

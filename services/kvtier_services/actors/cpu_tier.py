@@ -20,7 +20,7 @@ from kvtier.memory.pinning import pin
 from kvtier.tiers.base import TierNumber
 from kvtier_services.actors.fence import arena_mark, fence, lock_path
 from kvtier_services.actors.flush import flush
-from kvtier_services.actors.folders import make_folder, sweep_arena
+from kvtier_services.actors.folders import make_folder, share_arena, sweep_arena
 from kvtier_services.actors.reconcile import reconcile
 from kvtier_services.actors.remote import Call, RemoteTier
 from kvtier_services.settings import Settings, host_name
@@ -205,13 +205,10 @@ class CpuTierActor:
 
     def _build(self) -> Hierarchy:
         settings, parts, cpu = self._settings, self._parts, self._settings.config.cpu
-        make_folder(settings.arena_dir, "arena_dir", settings.config.group, inherit=True)
-        before = os.umask(0o777 & ~(settings.config.mode | 0o110 | 0o700))
+        make_folder(settings.arena_dir, "arena_dir", settings.config.group)
+        arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode)
         try:
-            arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode)
-        finally:
-            os.umask(before)
-        try:
+            share_arena(settings.arena_dir, settings.config.group)
             self._pinning = pin(arena.memory)
             self._hands = {tier: self._remote(hand) for tier, hand in parts.hands.items()}
             for hand in self._hands.values():

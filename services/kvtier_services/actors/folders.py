@@ -14,14 +14,13 @@ ARENA_FILES = ("arena", "tables", "lock")
 ARENA_FOLDERS = ("clients", "hands")
 
 
-def make_folder(folder: Path, what: str, group: str = "", *, inherit: bool = False) -> None:
+def make_folder(folder: Path, what: str, group: str = "") -> None:
     """Make a folder that only this user, and a group if one is named, may enter.
 
     Args:
         folder: made with its parents.
         what: name of its field, for messages.
         group: name of the group.
-        inherit: files made in it belong to the group.
 
     Raises:
         ConfigError: it is somebody else's, or cannot be made.
@@ -35,11 +34,21 @@ def make_folder(folder: Path, what: str, group: str = "", *, inherit: bool = Fal
             )
         if group:
             os.chown(folder, -1, grp.getgrnam(group).gr_gid)
-            folder.chmod(0o2770 if inherit else 0o750)
+            folder.chmod(0o750)
     except KeyError as exc:
         raise ConfigError(f"there is no group {group!r} on this machine; set group to one of `getent group`") from exc
     except OSError as exc:
         raise ConfigError(f"{what} {folder} cannot be made: {exc.strerror}; set it to a folder of yours") from exc
+
+
+def share_arena(folder: Path, group: str) -> None:
+    """Give the files of an arena that was just taken over to a group; nothing to do without one."""
+    if not group:
+        return
+    number = grp.getgrnam(group).gr_gid
+    for name in ("", *ARENA_FILES, "clients"):
+        os.chown(folder / name, -1, number)
+    (folder / "clients").chmod(0o2770)  # engines of other users make their locks there
 
 
 def sweep_arena(folder: Path) -> None:

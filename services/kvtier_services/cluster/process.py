@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -57,16 +59,21 @@ def marked(name: str, value: str) -> list[psutil.Process]:
 
 
 def end(find: Callable[[], Iterable[psutil.Process]], timeout: float) -> list[int]:
-    """Kill what `find` finds until it finds nothing; pids of those that are left after `timeout` seconds."""
+    """Kill what `find` finds until all that it ever found is gone; pids of those that are left after `timeout` seconds.
+
+    What is dying is not found any more, and still holds its locks.
+    """
     deadline = time.monotonic() + timeout
-    while left := [process for process in find() if _born(process.pid)]:
-        if time.monotonic() > deadline:
-            return [process.pid for process in left]
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
+    found: set[Process] = set()
+    while True:
+        found |= {mark for process in find() if (mark := Process.of(process.pid))}
+        found = {mark for mark in found if mark.alive()}
+        if not found or time.monotonic() > deadline:
+            return [mark.pid for mark in found]
+        for mark in found:
+            with suppress(OSError):
+                os.kill(mark.pid, signal.SIGKILL)
         time.sleep(POLL)
-    return []
 
 
 def _born(pid: int) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import grp
+import os
 
+import msgspec
 import pytest
 
 from kvtier.client.local import LocalSession
@@ -118,6 +122,19 @@ async def test_what_a_tier_kept_is_known_again(settings, door):
     assert len(matched.slots) == 3
     session.close()
     await again.stop(0.0)
+
+
+async def test_a_group_gets_into_the_arena_and_nobody_else(tmp_path, door):
+    group = grp.getgrgid(os.getgid())
+    settings = settings_in(tmp_path)
+    settings = dataclasses.replace(settings, config=msgspec.structs.replace(settings.config, group=group.gr_name))
+    actor = make_actor(settings, door)
+    await actor.ready(10.0)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in settings.arena_dir.iterdir() if path.name != "lock"}
+    assert modes == {"arena": 0o660, "clients": 0o2770, "tables": 0o660}
+    assert settings.arena_dir.stat().st_mode & 0o7777 == 0o770
+    assert (settings.arena_dir / "clients").stat().st_gid == group.gr_gid
+    await actor.stop(0.0)
 
 
 async def test_stopping_writes_down_what_only_memory_has(settings, door):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from kvtier.errors import ConfigError
@@ -60,13 +61,8 @@ def test_all_of_it_is_ended(child, monkeypatch):
 def test_what_does_not_end_is_said(monkeypatch):
     monkeypatch.setattr(process, "POLL", 0)
 
-    class Immortal:
-        pid = os.getpid()
-
-        def kill(self):
-            pass
-
-    assert process.end(lambda: [Immortal()], 0.01) == [os.getpid()]
+    monkeypatch.setattr(process.os, "kill", lambda _pid, _signal: None)
+    assert process.end(lambda: [psutil.Process()], 0.01) == [os.getpid()]
 
 
 def running(**changes) -> Running:
