@@ -49,7 +49,7 @@ class PrefixLRU:
         """See `EvictionPolicy`; every row must be present."""
         count = len(chain)
         if count:
-            self._stamps[chain] = np.arange(self._clock + count, self._clock, -1)
+            self._stamps[np.asarray(chain, np.int64)] = np.arange(self._clock + count, self._clock, -1)
             self._clock += count
 
     def remove(self, row: int) -> None:

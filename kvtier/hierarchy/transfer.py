@@ -63,14 +63,16 @@ def pinned(state: State, rows: Sequence[int]) -> Iterator[list[Held]]:
 
 
 def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
-    """Copy pinned blocks of the CPU tier to another tier, where there is one; those that it refused."""
+    """Copy pinned blocks of the CPU tier to another tier, where there is one; those that it answered and refused."""
     if tier not in state.tiers or not held:
         return []
     name = state.tiers[tier].name
     keys = [block.key for block in held]
     slots = Slots.of([block.offset for block in held], [block.nbytes for block in held])
     with state.writes[tier]:
-        answer = ask(state, tier, lambda t: t.write(keys, slots)) or [False] * len(keys)
+        answer = ask(state, tier, lambda t: t.write(keys, slots))
+        if answer is None:
+            return []
         dropped = set(ask(state, tier, lambda t: t.dropped()) or [])
         again = [block.key for block, ok in zip(held, answer, strict=True) if ok and block.key in dropped]
         if again:
