@@ -48,7 +48,7 @@ class TierUsage:
         capacity: bytes that it may hold.
         used: bytes that it holds, with all overhead.
         blocks: blocks that it holds.
-        fault: why the tier refuses everything now; empty when it is well.
+        fault: what failed last, while nothing has succeeded since; empty when the tier is well.
         counters: events by name since it was opened (`corrupt`, `read_error`, `write_error`, ...).
     """
 
@@ -72,18 +72,23 @@ class Tier(Protocol):
     name: str
 
     def write(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
-        """Copy payloads out of the slots; True for each that is now stored (or was already)."""
+        """Copy payloads out of the slots; True for each that is now stored (or was already).
+
+        Nobody may change the slots until it returns. A batch may evict what it found stored: that is answered False, and
+        reported by `dropped` like any other eviction.
+        """
         ...
 
     def read(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
         """Copy payloads into the slots; True for each that is whole and verified.
 
-        Each slot has room for exactly the payload's size rounded up to 4096; a payload of another size is not read.
+        Each slot has room for exactly the payload's size rounded up to 4096; a payload of another size is not read. What
+        is in a slot that was answered False is undefined.
         """
         ...
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget these keys; unknown ones are ignored."""
+        """Forget these keys; unknown ones are ignored. A tier that outlives its process may know them again later."""
         ...
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -95,7 +100,7 @@ class Tier(Protocol):
         ...
 
     def dropped(self) -> list[bytes]:
-        """Keys that the tier evicted of its own accord since the last call."""
+        """Keys that left of the tier's own accord since the last call, evicted or corrupt, and are not stored again."""
         ...
 
     def usage(self) -> TierUsage:

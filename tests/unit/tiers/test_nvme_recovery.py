@@ -158,6 +158,20 @@ def test_a_torn_record_stays_lost_when_its_region_is_no_longer_the_newest(open_n
     desk = open_nvme()
     assert desk.contains([1, 2]) == [True, False]
     for seed in (3, 4):
-        desk.write([seed], 100_000)
+        desk.write([seed], 120_000)
     again = open_nvme()
     assert again.contains([1, 2, 3, 4]) == [True, False, True, True]
+
+
+@pytest.mark.parametrize("nbytes", [5000, 120_000])
+def test_a_region_whose_first_record_is_torn_is_gone_on_with(open_nvme, path, nbytes):
+    """Its frame says where the region before it ended; nothing may be appended there, and nothing of it be lost."""
+    desk = open_nvme()
+    desk.write([1], 5000)
+    desk.write([2], 120_000)
+    poke(path, 4096 + (128 << 10) + 8192, b"torn")
+    desk = open_nvme()
+    assert desk.contains([1, 2]) == [True, False]
+    desk.write([3], nbytes)
+    for _ in range(2):
+        assert open_nvme().contains([1, 2, 3]) == [True, False, True]

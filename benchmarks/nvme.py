@@ -1,0 +1,144 @@
+"""How close is the NVMe tier to the bare device, and how soon is it back after a restart?
+
+`nvme.write.*` and `nvme.read.*` are ratios to plain O_DIRECT pwrite and pread of the same bytes, sizes and number of
+threads, on a preallocated file in the same folder, interleaved within the same second. The tier also verifies what it
+reads. `nvme.reopen.10000` is the time to open a store of 10,000 blocks of 16 KiB.
+
+The folder is KVTIER_BENCH_DIR, else the working directory's `.bench`; put it on the device that is in question.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._harness import Figure, emit, options, paired, seconds
+from kvtier.block import slot_nbytes
+from kvtier.memory.arena import Arena
+from kvtier.testing.payloads import key_of, payload_of
+from kvtier.tiers.base import Slots
+from kvtier.tiers.nvme import NvmeTier
+
+THREADS = 2
+MIB = 1 << 20
+
+
+def main() -> None:
+    args = options(__doc__)
+    root = Path(os.environ.get("KVTIER_BENCH_DIR", ".bench"))
+    root.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=root))
+    try:
+        emit(figures(folder, smoke=args.smoke), as_json=args.json)
+    finally:
+        shutil.rmtree(folder)
+        if not any(root.iterdir()):
+            root.rmdir()
+
+
+def figures(folder: Path, *, smoke: bool) -> Iterator[Figure]:
+    for body in (MIB // 4,) if smoke else (2 * MIB, 8 * MIB, 32 * MIB):
+        yield from throughput(folder / str(body), body, batch=4 * MIB if smoke else 256 * MIB, rounds=2 if smoke else 9)
+    yield reopen(folder / "reopen", 500 if smoke else 10_000)
+
+
+def throughput(folder: Path, body: int, *, batch: int, rounds: int) -> Iterator[Figure]:
+    """One batch of payloads, written to and read from the tier and the bare file, both filled before."""
+    count = batch // body
+    slot = slot_nbytes(body + 128)
+    arena = Arena.private(count * slot)
+    slots = Slots.of([place * slot for place in range(count)], [body + 128] * count)
+    keys = [key_of(seed) for seed in range(count)]
+    for seed, offset in enumerate(slots.offsets.tolist()):
+        arena.memory[offset : offset + body + 128] = np.frombuffer(payload_of(seed, body + 128), np.uint8)
+    capacity = max(3 * batch, 10 * (slot + 4096))
+    name = f"{body // MIB}MiB" if body >= MIB else f"{body // 1024}KiB"
+    with (
+        closing(NvmeTier(folder, capacity, arena, threads=THREADS)) as tier,
+        Bare(folder / "bare", arena, slot) as bare,
+    ):
+
+        def write() -> None:
+            tier.remove(keys)
+            assert all(tier.write(keys, slots))
+
+        def read() -> None:
+            assert all(tier.read(keys, slots))
+
+        for _ in range(-(-capacity // batch)):
+            write()
+        bare.write()
+        for verb, plain, work in (("write", bare.write, write), ("read", bare.read, read)):
+            one = paired(plain, {"tier": work}, rounds=rounds)["tier"]
+            yield one.figure(
+                f"nvme.{verb}.{name}",
+                "x of bare direct I/O",
+                gbps=round(batch / one.seconds / 1e9, 2),
+                bare_gbps=round(batch / one.baseline_seconds / 1e9, 2),
+                threads=THREADS,
+                direct=tier.direct,
+            )
+        usage = tier.usage().counters
+        assert not usage.keys() & {"corrupt", "read_error", "write_error"}, usage
+
+
+class Bare:
+    """Plain reads and writes of whole slots."""
+
+    def __init__(self, path: Path, arena: Arena, slot: int) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
+        self.parts = [arena.payload(at, slot) for at in range(0, arena.capacity, slot)]
+        self.slot = slot
+        self.pool = ThreadPoolExecutor(THREADS)
+        os.posix_fallocate(self.fd, 0, arena.capacity)
+
+    def __enter__(self) -> Bare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+        os.close(self.fd)
+        self.path.unlink()
+
+    def write(self) -> None:
+        self._all(lambda place: os.pwrite(self.fd, self.parts[place], place * self.slot))
+
+    def read(self) -> None:
+        self._all(lambda place: os.preadv(self.fd, [self.parts[place]], place * self.slot))
+
+    def _all(self, move: Callable[[int], int]) -> None:
+        assert all(moved == self.slot for moved in self.pool.map(move, range(len(self.parts))))
+
+
+def reopen(folder: Path, blocks: int) -> Figure:
+    """Written in batches, closed, opened; the page cache holds nothing of it, because the I/O is direct."""
+    nbytes = 16 << 10
+    slot = slot_nbytes(nbytes)
+    batch = 250
+    arena = Arena.private(batch * slot)
+    slots = Slots.of([place * slot for place in range(batch)], [nbytes] * batch)
+    capacity = max(64 * MIB, int(1.3 * blocks * (slot + 4096)))
+    with closing(NvmeTier(folder, capacity, arena)) as tier:
+        for first in range(0, blocks, batch):
+            for seed, offset in enumerate(slots.offsets.tolist(), first):
+                arena.memory[offset : offset + nbytes] = np.frombuffer(payload_of(seed, nbytes), np.uint8)
+            assert all(tier.write([key_of(seed) for seed in range(first, first + batch)], slots))
+
+    def again() -> None:
+        with closing(NvmeTier(folder, capacity, arena)) as tier:
+            assert len(tier.inventory()) == blocks
+
+    took = sorted(seconds(again) for _ in range(5))[2]
+    return Figure(f"nvme.reopen.{blocks}", round(took, 3), "s", "lower", {"us_a_block": round(took / blocks * 1e6, 1)})
+
+
+if __name__ == "__main__":
+    main()
