@@ -74,16 +74,16 @@ class Tier(Protocol):
     def write(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
         """Copy payloads out of the slots; True for each that is now stored (or was already).
 
-        Nobody may change the slots until it returns. A batch may evict what it found stored: that is answered False, and
-        reported by `dropped` like any other eviction.
+        Nobody may change the slots until it returns. A batch may evict what it found stored: that is answered False,
+        and reported by `dropped` like any other eviction.
         """
         ...
 
     def read(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
         """Copy payloads into the slots; True for each that is whole and verified.
 
-        Each slot has room for exactly the payload's size rounded up to 4096; a payload of another size is not read. What
-        is in a slot that was answered False is undefined.
+        Each slot has room for exactly the payload's size rounded up to 4096; a payload of another size is not read.
+        What is in a slot that was answered False is undefined.
         """
         ...
 
