@@ -65,10 +65,8 @@ class Arena:
         """The bytes of one slot."""
         return self.memory[offset : offset + nbytes].data
 
-    def close(self, *, remove: bool = False) -> None:
-        """Let go of the owner's lock, and with `remove` delete the files; mappings live on."""
-        if remove and self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+    def close(self) -> None:
+        """Let go of the owner's lock; mappings live on, and the files stay for the next owner."""
         if self.lock is not None:
             self.lock.close()
 
