@@ -1,0 +1,95 @@
+"""What was measured, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvtier_services.demo.engine import TIERS
+from kvtier_services.demo.figures import Measured, figures, median_seconds, served_by_tier, tokens_equal
+from kvtier_services.demo.texts import questions
+
+GO_ON = (
+    ("kvtier up", "start kvtier on this host; `kvtier status` and `kvtier down` belong to it"),
+    ("kvtier doctor", "what this machine lacks, and how to fix it"),
+    ("kvtier config explain", "every setting, as a kvtier.toml"),
+    ("python examples/transformers_chat.py", "the connector in 40 lines: chat over a document of yours"),
+)
+
+
+def report(measured: Measured) -> RenderableType:
+    """A table of the times, what else was found, and how to go on."""
+    return Group(*_parts(measured))
+
+
+def _parts(measured: Measured) -> Iterator[RenderableType]:
+    b = measured["B"]
+    named = {line["figure"]: line for line in figures(measured)}
+    yield _times(measured)
+    found = b["found"]
+    lay = ", ".join(f"{count} blocks in {tier}" for tier, count in found["lay_in"].items())
+    yield Text(
+        f"Question 1, apart: engine B found {lay}, and had its first token after {found['seconds']:.2f} s "
+        f"({named['demo.speedup.found']['value']:.1f} x)."
+    )
+    int8 = named["demo.agreement.int8"]
+    yield Text(
+        f"int8: {int8['value']:.1%} of {int8['positions']} tokens are those that the exact model chose; logits differ "
+        f"by {int8['logit_difference_mean']:.3f} on average, {int8['logit_difference_max']:.2f} at most "
+        f"(their spread is {int8['logit_spread']:.1f})."
+    )
+    served = served_by_tier(measured)
+    yield Text("Hits served, in tokens: " + ", ".join(f"{tier} {served.get(tier, 0):,}" for tier in TIERS))
+    yield ""
+    for question, asked in zip(questions(), b["questions"], strict=False):
+        yield Text.assemble((question, "bold"), "\n  ", asked["text"])
+    yield ""
+    yield measured["view"]
+    yield ""
+    yield Text("How to go on", style="bold")
+    go_on = Table.grid(padding=(0, 2))
+    for command, what in GO_ON:
+        go_on.add_row(f"  {command}", what)
+    yield go_on
+
+
+def _times(measured: Measured) -> Table:
+    b = measured["B"]
+    timed = b["questions"][1:] or b["questions"]
+    without = median_seconds(timed)
+    raw = b["stored"]["raw"]
+    table = Table(title=f"Time to first token, median of {len(timed)} questions over one document of engine B")
+    for column in ("KV from", "time", "speedup", "loaded", "computed", "stored bytes a token", "tokens"):
+        table.add_column(column, justify="left" if column == "KV from" else "right")
+    computed = timed[-1]["without"]["computed"]
+    table.add_row("no cache", f"{without:.3f} s", "1.0 x", "0", f"{computed:,}", "", "")
+    equal = "equal" if tokens_equal(measured) else "DIFFERENT"
+    named = {line["figure"]: line for line in figures(measured)}
+    for tier in TIERS:
+        line = named[f"demo.speedup.{tier}"]
+        stored = f"{raw:,.0f} (raw)"
+        table.add_row(
+            line["label"],
+            f"{line['seconds']:.3f} s",
+            f"{line['value']:.1f} x",
+            f"{line['loaded']:,}",
+            f"{line['computed']:,}",
+            stored,
+            equal,
+        )
+    seconds = sorted(one["int8"]["seconds"] for one in timed)[len(timed) // 2]
+    nbytes, last = b["stored"]["int8"], timed[-1]["int8"]
+    agreement = named["demo.agreement.int8"]["value"]
+    table.add_row(
+        f"{measured['labels'].get('cpu', 'cpu')}, int8",
+        f"{seconds:.3f} s",
+        f"{without / seconds:.1f} x",
+        f"{last['loaded']:,}",
+        f"{last['computed']:,}",
+        f"{nbytes:,.0f} ({nbytes / raw:.0%} of raw)",
+        f"{agreement:.1%} agree",
+    )
+    return table
