@@ -107,10 +107,15 @@ class Ledger:
         holdings.reserved_nbytes += reservation.held_nbytes
         return ticket
 
+    def reservation(self, ticket: int, session: int) -> Reservation | None:
+        """A session's reservation; None when it has none of that ticket."""
+        reservation = self.reservations.get(ticket)
+        return reservation if reservation is not None and reservation.session == session else None
+
     def end_reservation(self, ticket: int, session: int) -> Reservation | None:
         """Strike a reservation out; None when this session has none of that ticket."""
-        reservation = self.reservations.get(ticket)
-        if reservation is None or reservation.session != session:
+        reservation = self.reservation(ticket, session)
+        if reservation is None:
             return None
         del self.reservations[ticket]
         self.writing.difference_update(reservation.keys)

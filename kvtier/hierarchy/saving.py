@@ -63,16 +63,18 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
     table = state.table
     with state.lock:
         state.ledger.of(session)
-        booked = state.ledger.end_reservation(ticket, session)
+        booked = state.ledger.reservation(ticket, session)
     if booked is None:
         return [False] * len(written)
-    # The slots are still nobody else's: their headers are read without the lock.
+    # Still reserved, the slots are nobody else's and the keys are busy: their headers are read without the lock.
     headers = {
         i: _written(state, key, offset, size)
         for i, key, offset, size in zip(booked.positions, booked.keys, booked.offsets, booked.nbytes, strict=True)
         if i in visible
     }
     with state.lock:
+        if state.ledger.end_reservation(ticket, session) is None:  # the session ended meanwhile
+            return [False] * len(written)
         bad = sum(header is None for header in headers.values())
         if bad:
             state.stats.faults["bad_commit"] += bad
@@ -83,6 +85,7 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
             state.cpu.written(offset, size)
             header = headers.get(i)
             if header is None or key in table.rows:
+                visible[i] = header is not None
                 state.free_slot(offset)
                 continue
             row = state.learn(key, size, table.rows.get(parents[i] or b"", -1))

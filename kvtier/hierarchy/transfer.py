@@ -117,7 +117,7 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[in
                 state.move(name, "cpu", landing.nbytes)
                 continue
             state.free_slot(landing.offset)
-            if row is not None and header is None and answer is not None:
+            if row is not None and header is None and answer is not None and table.has(row, tier):
                 state.stats.faults[f"{name}_lost"] += 1
                 state.leave(row, tier, f"{name}_lost")
         state.cpu.pool.retain(np.array(arrived, np.int64))

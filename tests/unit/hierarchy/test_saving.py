@@ -6,6 +6,7 @@ import pytest
 
 from kvtier.block import PAGE
 from kvtier.errors import UsageError
+from kvtier.hierarchy import saving
 from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.cache import Limits
 from kvtier.tiers.base import TierNumber
@@ -78,6 +79,67 @@ def test_a_ticket_is_good_once_and_for_its_session():
         assert session.commit(reserved.ticket, written) == [True]
         assert session.commit(reserved.ticket, written) == [False]
         assert session.commit(999, []) == []
+
+
+def meanwhile(monkeypatch, act) -> None:
+    """Do something while a commit reads headers, without the lock."""
+    read = saving._written
+
+    def read_and_act(*args):
+        act()
+        return read(*args)
+
+    monkeypatch.setattr(saving, "_written", read_and_act)
+
+
+def test_keys_are_busy_until_they_are_visible(monkeypatch):
+    with Host() as host:
+        session, other = host.session(), host.session()
+        reserved = reserve(session, [1])
+        written = fill(session, reserved, [1])
+        seen = []
+        meanwhile(monkeypatch, lambda: seen.append(states(reserve(other, [1]))))
+        assert session.commit(reserved.ticket, written) == [True]
+        assert seen == [[BUSY]]
+
+
+def test_a_session_that_ends_during_its_commit_keeps_nothing(monkeypatch):
+    with Host() as host:
+        session = host.session()
+        reserved = reserve(session, [1])
+        written = fill(session, reserved, [1])
+        meanwhile(monkeypatch, session.close)
+        assert session.commit(reserved.ticket, written) == [False]
+        assert host.tiers_of(1) == []
+        host.check()
+
+
+def test_a_ticket_is_committed_once_however_many_try(monkeypatch):
+    with Host() as host:
+        session = host.session()
+        reserved = reserve(session, [1])
+        written = fill(session, reserved, [1])
+        second = []
+
+        def again():
+            monkeypatch.undo()
+            second.append(session.commit(reserved.ticket, written))
+
+        meanwhile(monkeypatch, again)
+        assert session.commit(reserved.ticket, written) == [False]
+        assert second == [[True]]
+        host.check()
+
+
+def test_what_another_tier_turned_out_to_have_is_visible():
+    with Host() as host:
+        session = host.session()
+        reserved = reserve(session, [1])
+        written = fill(session, reserved, [1])
+        with host.state.lock:
+            host.state.enter(host.state.learn(keys([1])[0], NBYTES), TierNumber.NVME)
+        assert session.commit(reserved.ticket, written) == [True]
+        host.check()
 
 
 def test_a_session_may_reserve_so_much_at_once():
