@@ -85,7 +85,7 @@ class Mover:
         for batch in transfer.batches(state, keys):
             with transfer.pinned(state, self._rows(batch)) as here:
                 transfer.write(state, TierNumber.NVME, [block for block in here if block.tiers == ONLY_CPU])
-            left += self._leave(batch, TierNumber.CPU, "cpu_evicted", leaves_only=True)
+            left += self._evict(here)
         return left
 
     def promote(self, offsets: NDArray[Any]) -> None:
@@ -168,7 +168,7 @@ class Mover:
         pins: list[int] = []
         for batch in transfer.batches(state, last):
             self.stager.fetch(batch, dict.fromkeys(batch, TierNumber.GPU), pins)
-        self._leave(keys, TierNumber.GPU, "gpu_evicted", leaves_only=True)
+        self._leave(keys, TierNumber.GPU, "gpu_evicted")
         with state.lock:
             state.cpu.pool.release(np.array(pins, np.int64))
 
@@ -200,28 +200,35 @@ class Mover:
         with state.lock:
             return sum(state.table.best(row) == tier for row in self._rows(keys))
 
-    def _leave(self, keys: Sequence[bytes], tier: TierNumber, why: str, *, leaves_only: bool = False) -> int:
-        """Take blocks out of a tier; in the CPU tier, leased ones stay. How many left.
+    def _evict(self, blocks: Sequence[Held]) -> int:
+        """Take blocks, children before parents, out of the CPU tier; how many left.
 
-        Args:
-            keys: children before parents.
-            tier: to leave.
-            why: for the counters.
-            leaves_only: a block stays when it has a child there: one that was leased, or came, after it was chosen.
+        What changed since they were chosen keeps them: a lease, a child that stays or came, being saved anew.
         """
-        state = self._state
-        gone: list[bytes] = []
+        state, left = self._state, 0
         with state.lock:
-            table = state.table
-            for row in self._rows(keys):
-                leased = tier is TierNumber.CPU and table.has(row, tier) and state.pinned(row)
-                if not table.has(row, tier) or leased or (leaves_only and not state.policies[tier].is_leaf(row)):
+            table, policy = state.table, state.policies[TierNumber.CPU]
+            for block in blocks:
+                row = state.row(block.key)
+                if row is None or table.life[row] != block.life or not table.has(row, TierNumber.CPU):
                     continue
-                gone.append(table.keys[row])
+                if policy.is_leaf(row) and not state.pinned(row):
+                    state.leave(row, TierNumber.CPU, "cpu_evicted")
+                    left += 1
+        return left
+
+    def _leave(self, keys: Sequence[bytes], tier: TierNumber, why: str) -> None:
+        """Take blocks out of a tier; in the CPU tier, leased ones stay."""
+        state = self._state
+        with state.lock:
+            rows = [row for row in self._rows(keys) if state.table.has(row, tier)]
+            if tier is TierNumber.CPU:
+                rows = [row for row in rows if not state.pinned(row)]
+            gone = [state.table.keys[row] for row in rows]
+            for row in rows:
                 state.leave(row, tier, why)
         if tier is not TierNumber.CPU:
             transfer.remove(state, tier, gone)
-        return len(gone)
 
     def _rows(self, keys: Sequence[bytes]) -> list[int]:
         with self._state.lock:

@@ -76,9 +76,11 @@ class Stager:
         others: dict[Staging, None] = {}
         for key in keys:
             row = state.row(key)
+            if row is None or state.table.has(row, TierNumber.CPU):
+                continue
             if key in self._flights:
                 others[self._flights[key]] = None
-            elif row is not None and not state.table.has(row, TierNumber.CPU):
+            else:
                 wanted[key] = TierNumber(state.table.best(row))
         if not wanted and len(others) < 2:
             return next(iter(others), None)

@@ -34,13 +34,20 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A block of the CPU tier whose slot is pinned; its row may go meanwhile, its bytes may not."""
+    """A block of the CPU tier whose slot is pinned; its row may go meanwhile, its bytes may not.
+
+    Attributes:
+        key: its address.
+        offset, nbytes: of the payload in the arena.
+        tiers: mask of the tiers that had it when it was pinned.
+        life: of its row in the table.
+    """
 
     key: bytes
     offset: int
     nbytes: int
     tiers: int
-    """Mask of the tiers that had it when it was pinned."""
+    life: int
 
 
 @contextmanager
@@ -52,7 +59,7 @@ def pinned(state: State, rows: Sequence[int]) -> Iterator[list[Held]]:
         offsets = table.offset[np.array(here, np.int64)]
         state.cpu.pool.retain(offsets)
         held = [
-            Held(table.keys[row], offset, int(table.nbytes[row]), int(table.tiers[row]))
+            Held(table.keys[row], offset, int(table.nbytes[row]), int(table.tiers[row]), int(table.life[row]))
             for row, offset in zip(here, offsets.tolist(), strict=True)
         ]
     try:
@@ -85,7 +92,7 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
                 if not ok:
                     state.stats.faults[f"{name}_refused"] += 1
                     refused.append(block)
-                elif row is not None and state.table.offset[row] == block.offset:
+                elif row is not None and state.table.life[row] == block.life:
                     state.enter(row, tier)
                     state.move("cpu", name, block.nbytes)
                 else:  # condemned meanwhile: what was copied is not to be trusted

@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvtier.block import PAGE
 from kvtier.client.local import LocalSession
 from kvtier.errors import SessionUnavailable
-from kvtier.hierarchy import state as state_module
 from kvtier.hierarchy.answers import GrantState, Matched, Reserved
 from kvtier.hierarchy.cache import Hierarchy, Limits
+from kvtier.hierarchy.mover import Mover
+from kvtier.hierarchy.state import State
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from kvtier.testing.payloads import key_of, payload_of
@@ -50,11 +51,15 @@ PARENT = {
 }
 BRANCHES = st.integers(0, 5)
 LENGTHS = st.integers(1, DEPTH)
+PLACES = st.integers(0, 5)
 SESSIONS = st.integers(0, 1)
 
 
 class HierarchyMachine(RuleBasedStateMachine):
-    """The background is waited for after every rule; what races with it is in `race` and in the unit tests."""
+    """The keeper does not run by itself, and the movers are waited for after every rule, so that a run can be repeated.
+
+    What races with what is in `tests/integration/test_hierarchy_threads.py` and in the unit tests.
+    """
 
     @initialize(nvme=st.booleans(), gpu=st.booleans())
     def open(self, nvme, gpu):
@@ -67,10 +72,11 @@ class HierarchyMachine(RuleBasedStateMachine):
             tiers[GPU] = GpuTier(256 << 10, self.arena, "cpu")
         store = LocalStore()
         self.index = LocalIndex(store, store.register("test"))
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(Mover, "start", lambda mover, chores: None)
         self.hierarchy = Hierarchy(self.arena, tiers, self.index, limits=LIMITS, clock=lambda: 1.0)
         self.state = self.hierarchy.state
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(state_module.State, "leave", self._checked_leave(state_module.State.leave))
+        self.patch.setattr(State, "leave", self._checked_leave(State.leave))
         self.orphaned: list[str] = []
         self.sessions = [LocalSession(self.hierarchy) for _ in range(2)]
         self.leases: list[tuple[int, list[int], Matched]] = []
@@ -108,9 +114,9 @@ class HierarchyMachine(RuleBasedStateMachine):
             self.leases.append((who, seeds[: len(matched.slots)], matched))
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data())
-    def release(self, data):
-        who, _, matched = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+    @rule(at=PLACES)
+    def release(self, at):
+        who, _, matched = self.leases.pop(at % len(self.leases))
         self.sessions[who].release(matched.lease)
         self.sessions[who].release(matched.lease)
 
@@ -123,10 +129,9 @@ class HierarchyMachine(RuleBasedStateMachine):
             reserved = self.sessions[who].reserve([key_of(seed) for seed in seeds], sizes, 0)
             self._commit(who, seeds, reserved, np.flatnonzero(reserved.grants["state"] == 0).tolist())
 
-    @rule(who=SESSIONS, branch=BRANCHES, length=LENGTHS, data=st.data())
-    def reserve(self, who, branch, length, data):
-        seeds = chain_of(branch)[:length]
-        start = data.draw(st.integers(0, length - 1))
+    @rule(who=SESSIONS, branch=BRANCHES, length=LENGTHS, start=PLACES)
+    def reserve(self, who, branch, length, start):
+        seeds, start = chain_of(branch)[:length], start % length
         sizes = [nbytes_of(seed) for seed in seeds[start:]]
         reserved = self.sessions[who].reserve([key_of(seed) for seed in seeds], sizes, start)
         assert (GrantState.REFUSED in reserved.grants["state"]) == bool(reserved.reason)
@@ -134,11 +139,11 @@ class HierarchyMachine(RuleBasedStateMachine):
             self.reservations.append((who, seeds, start, reserved))
 
     @precondition(lambda self: self.reservations)
-    @rule(data=st.data(), garble=st.booleans())
-    def commit(self, data, garble):
-        who, seeds, start, reserved = self.reservations.pop(data.draw(st.integers(0, len(self.reservations) - 1)))
+    @rule(at=PLACES, most=LENGTHS, garble=st.booleans())
+    def commit(self, at, most, garble):
+        who, seeds, start, reserved = self.reservations.pop(at % len(self.reservations))
         granted = np.flatnonzero(reserved.grants["state"] == GrantState.GRANTED).tolist()
-        written = granted[: data.draw(st.integers(0, len(granted)))]
+        written = granted[: most - 1]
         self._commit(who, seeds[start:], reserved, written, garbled=written[-1] if garble and written else None)
 
     def _commit(self, who, seeds, reserved, written, garbled=None):
@@ -180,21 +185,6 @@ class HierarchyMachine(RuleBasedStateMachine):
         self.sessions[who] = LocalSession(self.hierarchy)
         self.leases = [one for one in self.leases if one[0] != who]
         self.reservations = [one for one in self.reservations if one[0] != who]
-
-    @rule(branches=st.lists(BRANCHES, min_size=2, max_size=4), tier=st.sampled_from(TierNumber))
-    def race(self, branches, tier):
-        """Moves and stagings of several chains at once, with the keeper at work."""
-        futures = [self.hierarchy.move([key_of(seed) for seed in chain_of(branches[0])], tier)]
-        for branch in branches:
-            keys = [key_of(seed) for seed in chain_of(branch)]
-            futures.append(self.hierarchy.prefetch(keys, CPU))
-            matched = self.sessions[0].match(keys, 0.001)
-            self.asked += len(keys)
-            self._holds(chain_of(branch), matched)
-            self.sessions[0].release(matched.lease)
-        self.hierarchy.mover.kick(short=100_000)
-        for future in futures:
-            future.result(30.0)
 
     # What always holds
 
@@ -262,4 +252,4 @@ class HierarchyMachine(RuleBasedStateMachine):
 
 
 TestHierarchy = HierarchyMachine.TestCase
-TestHierarchy.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestHierarchy.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -172,6 +172,16 @@ class TestProof:
         assert cache.counters == {}, "nobody's fault"
         assert all(space.inspect(range(16)))
 
+    def test_nor_is_it_condemned_for_what_another_wrote_there(self, space, cache):
+        stored(space, range(16))
+        with space.match(range(16)) as hit:
+            offset = offsets(hit)[2]
+            cache.session._hierarchy.arena.renew(offset, 1)
+            cache.session.writable()[offset : offset + 100] = 0
+            assert hit.load(kv_of(16)) == 8
+        assert cache.counters == {}
+        assert all(space.inspect(range(16)))
+
     def test_a_slot_that_is_granted_again_during_the_copy_is_not_ours(self, space, cache):
         stored(space, range(16))
         arena = cache.session._hierarchy.arena

@@ -71,6 +71,23 @@ class TestWatermark:
             session.release(matched.lease)
             host.check()
 
+    def test_a_child_that_comes_meanwhile_keeps_its_parents(self):
+        with Host(blocks=20, limits=PLENTY) as host:
+            session = host.session()
+            save(session, range(4))
+            reserved = reserve(session, range(5), start=4)
+            written = fill(session, reserved, [4])
+            reached, go_on, hook = held()
+            host.nvme.hooks["write"] = hook
+            rows = [host.state.row(key) for key in keys(range(3, -1, -1))]
+            thread = threading.Thread(target=host.mover.demote, args=(rows,))
+            thread.start()
+            assert reached.wait(10.0)
+            session.commit(reserved.ticket, written)
+            go_on.set()
+            thread.join()
+            assert len(session.match(keys(range(5)), 0.0).slots) == 5
+
     def test_a_tier_below_that_refuses_does_not_stop_the_host(self):
         with Host(blocks=20, nvme=0, limits=PLENTY) as host:
             session = host.session()
@@ -302,6 +319,54 @@ class TestCondemn:
             host.mover.drain()
             assert host.tiers_of(2) == ["cpu"]
             assert host.nvme.seeds([1, 2]) == set()
+
+    def test_what_is_written_down_late_does_not_pass_for_what_was_saved_anew(self):
+        with Host() as host:
+            session = host.session()
+            save(session, [1])
+            reached, go_on, hook = held()
+            host.nvme.hooks["write"] = hook
+            thread = threading.Thread(target=host.mover.demote, args=([host.state.row(keys([1])[0])],))
+            thread.start()
+            assert reached.wait(10.0)
+            session.condemn(keys([1]), "bad_checksum")
+            host.mover.bring([], CPU).result(10.0)
+            assert save(session, [1]) == 1
+            host.nvme.hooks.clear()
+            go_on.set()
+            thread.join()
+            assert host.tiers_of(1) == ["cpu"]
+            assert host.nvme.seeds([1]) == set()
+            host.check()
+
+    def test_what_is_read_late_does_not_pass_for_what_was_saved_anew(self):
+        with Host(stored=[1]) as host:
+            session = host.session()
+            reached, go_on, hook = held()
+            read = host.nvme._read
+            host.nvme._read = lambda *args: (read(*args), hook())[0]
+            session.match(keys([1]), 0.0)
+            assert reached.wait(10.0)
+            host.nvme._read = read
+            session.condemn(keys([1]), "bad_checksum")
+            host.mover.bring([], CPU).result(10.0)
+            assert save(session, [1]) == 1
+            assert session.move(keys([1]), NVME, 10.0) == 1
+            go_on.set()
+            host.mover.drain()
+            assert host.tiers_of(1) == ["nvme"]
+            assert host.stats.faults == {"bad_checksum": 1}
+            host.check()
+
+    def test_its_row_is_nobodys_parent_when_it_is_used_again(self):
+        with Host() as host:
+            session = host.session()
+            save(session, [1, 2])
+            row = host.state.row(keys([1])[0])
+            session.condemn(keys([1]), "bad_checksum")
+            save(session, [9])
+            assert host.state.row(keys([9])[0]) == row
+            assert host.state.policies[CPU].with_descendants([row]) == [row]
 
     def test_it_never_raises(self):
         with Host() as host:

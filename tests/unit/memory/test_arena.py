@@ -107,7 +107,8 @@ def test_another_size_is_another_arena_with_another_epoch(folder):
 
 def test_an_arena_that_was_removed_comes_back_with_another_epoch(folder):
     first = Arena.own(folder, SIZE)
-    first.close(remove=True)
+    shutil.rmtree(first.folder)
+    first.close()
     assert not folder.exists()
     assert Arena.own(folder, SIZE).epoch != first.epoch
 
