@@ -7,6 +7,7 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,9 @@ class Arena:
         size = _pages(capacity) * PAGE
         for made in (folder, folder / CLIENTS):
             made.mkdir(parents=True, exist_ok=True, mode=0o700)
-            made.chmod(mode | (mode & 0o444) >> 2 | 0o700)  # who may read the files may enter, whatever the umask
+            # Who may read the files may enter, whatever the umask; that files belong to the folder's group stays so.
+            inherits = made.stat().st_mode & stat.S_ISGID
+            made.chmod(mode | (mode & 0o444) >> 2 | 0o700 | inherits)
         lock = FileLock(folder / "lock", mode=mode)
         if not lock.acquire(LOCK_PATIENCE):
             holder = lock.read()

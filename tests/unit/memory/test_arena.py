@@ -67,6 +67,14 @@ def test_a_group_may_enter_whatever_the_umask(folder):
     assert stat.S_IMODE(folder.stat().st_mode) & 0o050 == 0o050
 
 
+def test_a_folder_whose_files_belong_to_its_group_stays_so(folder):
+    folder.mkdir()
+    folder.chmod(0o2770)
+    Arena.own(folder, SIZE, mode=0o660)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
+    assert folder.joinpath("clients").stat().st_mode & stat.S_ISGID
+
+
 def test_its_memory_is_there_from_the_beginning(folder):
     """A page that is missing later would be a SIGBUS in an engine."""
     Arena.own(folder, SIZE)
