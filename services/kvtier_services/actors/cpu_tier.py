@@ -246,6 +246,6 @@ class CpuTierActor:
         hierarchy.close()
         if self._exporter is not None:
             self._exporter.close()
+        sweep_arena(self._settings.arena_dir)  # while the lock is held: a new owner's files must not be among them
         hierarchy.arena.close()
-        sweep_arena(self._settings.arena_dir)
         return {"written": written, "lost": lost}
