@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,7 +20,7 @@ GO_ON = (
     ("kvtier up", "start kvtier on this host; `kvtier status` and `kvtier down` belong to it"),
     ("kvtier doctor", "what this machine lacks, and how to fix it"),
     ("kvtier config explain", "every setting, as a kvtier.toml"),
-    ("python examples/transformers_chat.py", "the connector in 40 lines: chat over a document of yours"),
+    ("python examples/transformers_chat.py MODEL", "the connector in 40 lines: chat over a document of yours"),
 )
 
 
@@ -52,8 +56,17 @@ def _parts(measured: Measured) -> Iterator[RenderableType]:
     yield Text("How to go on", style="bold")
     go_on = Table.grid(padding=(0, 2))
     for command, what in GO_ON:
-        go_on.add_row(f"  {command}", what)
+        go_on.add_row(f"  {_where(command)}", what)
     yield go_on
+
+
+def _where(command: str) -> str:
+    """The command as it can be typed here: with its folder when that is not on the PATH."""
+    program, _, rest = command.partition(" ")
+    folder = Path(sys.executable).parent
+    if which(program) == str(folder / program):
+        return command
+    return f"{os.path.relpath(folder / program)} {rest}"
 
 
 def _times(measured: Measured) -> Table:
@@ -61,8 +74,8 @@ def _times(measured: Measured) -> Table:
     timed = b["questions"][1:] or b["questions"]
     without = median_seconds(timed)
     raw = b["stored"]["raw"]
-    table = Table(title=f"Time to first token, median of {len(timed)} questions over one document of engine B")
-    for column in ("KV from", "time", "speedup", "loaded", "computed", "stored bytes a token", "tokens"):
+    table = Table(title=f"Time to first token: engine B, median of {len(timed)} questions over one document")
+    for column in ("KV from", "time", "speedup", "loaded", "computed", "bytes/token", "tokens"):
         table.add_column(column, justify="left" if column == "KV from" else "right")
     computed = timed[-1]["without"]["computed"]
     table.add_row("no cache", f"{without:.3f} s", "1.0 x", "0", f"{computed:,}", "", "")
@@ -70,7 +83,7 @@ def _times(measured: Measured) -> Table:
     named = {line["figure"]: line for line in figures(measured)}
     for tier in TIERS:
         line = named[f"demo.speedup.{tier}"]
-        stored = f"{raw:,.0f} (raw)"
+        stored = f"{raw:,.0f}"
         table.add_row(
             line["label"],
             f"{line['seconds']:.3f} s",
@@ -89,7 +102,7 @@ def _times(measured: Measured) -> Table:
         f"{without / seconds:.1f} x",
         f"{last['loaded']:,}",
         f"{last['computed']:,}",
-        f"{nbytes:,.0f} ({nbytes / raw:.0%} of raw)",
-        f"{agreement:.1%} agree",
+        f"{nbytes:,.0f} ({nbytes / raw:.0%})",
+        f"{agreement:.1%} equal",
     )
     return table
