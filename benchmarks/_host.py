@@ -36,11 +36,10 @@ def host(capacity: int) -> Iterator[Path]:
 
 
 async def _serve(socket: Path, folder: Path, capacity: int) -> None:
-    from kvtier_services.gateway.control import Door
-
     from kvtier.hierarchy.cache import Hierarchy
     from kvtier.index.local import LocalIndex, LocalStore
     from kvtier.memory.arena import Arena
+    from kvtier_services.gateway.control import Door
 
     store = LocalStore()
     hierarchy = Hierarchy(Arena.own(folder, capacity), {}, LocalIndex(store, store.register("bench")))

@@ -154,10 +154,12 @@ def test_what_was_computed_on_unverified_kv_is_not_saved(cache, monkeypatch):
     space = space_of(cache, model)
     store(model, space)
 
-    def load_and_lose(hit, kv, **_):
-        hit.verified = BLOCK
+    def load_and_lose(hit, kv, **more):
+        load(hit, kv, **more)
+        hit._loaded[:] = BLOCK
         return 2 * BLOCK
 
+    load = kvtier.Hit.load
     monkeypatch.setattr(kvtier.Hit, "load", load_and_lose)
     assert prefill(model, PROMPT, space).saved.result().refused == "unverified"
 
@@ -170,7 +172,7 @@ def test_a_prefix_that_is_lost_while_it_is_read_is_computed(cache, monkeypatch):
 
     def load_some(hit, kv, **more):
         load(hit, kv, **more)
-        hit.verified = BLOCK
+        hit._loaded[:] = BLOCK
         return BLOCK
 
     monkeypatch.setattr(kvtier.Hit, "load", load_some)

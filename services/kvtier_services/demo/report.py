@@ -17,10 +17,10 @@ from kvtier_services.demo.figures import Measured, figures, median_seconds, serv
 from kvtier_services.demo.texts import questions
 
 GO_ON = (
-    ("kvtier up", "start kvtier on this host; `kvtier status` and `kvtier down` belong to it"),
+    ("kvtier up", "start kvtier on this host (`status`, `down`)"),
     ("kvtier doctor", "what this machine lacks, and how to fix it"),
     ("kvtier config explain", "every setting, as a kvtier.toml"),
-    ("python examples/transformers_chat.py MODEL", "the connector in 40 lines: chat over a document of yours"),
+    ("python examples/transformers_chat.py MODEL", "chat over a document of yours"),
 )
 
 
@@ -50,6 +50,7 @@ def _parts(measured: Measured) -> Iterator[RenderableType]:
     yield ""
     for question, asked in zip(questions(), b["questions"], strict=False):
         yield Text.assemble((question, "bold"), "\n  ", asked["text"])
+    yield Text("(A model of 135 million parameters: quick on any machine, and not always right.)", style="dim")
     yield ""
     yield measured["view"]
     yield ""
@@ -83,14 +84,13 @@ def _times(measured: Measured) -> Table:
     named = {line["figure"]: line for line in figures(measured)}
     for tier in TIERS:
         line = named[f"demo.speedup.{tier}"]
-        stored = f"{raw:,.0f}"
         table.add_row(
             line["label"],
             f"{line['seconds']:.3f} s",
             f"{line['value']:.1f} x",
             f"{line['loaded']:,}",
             f"{line['computed']:,}",
-            stored,
+            f"{raw:,.0f}",
             equal,
         )
     seconds = sorted(one["int8"]["seconds"] for one in timed)[len(timed) // 2]
