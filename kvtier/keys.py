@@ -117,7 +117,7 @@ def tokens_u32(token_ids: Any) -> NDArray[np.uint32]:
     """
     try:
         array = np.asarray(token_ids.detach().cpu() if hasattr(token_ids, "detach") else token_ids)
-    except (TypeError, ValueError, OverflowError) as exc:
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as exc:
         raise BadTokens(f"token ids are not one sequence of integers: {exc}") from exc
     if array.size == 0:
         return np.empty(0, np.dtype("<u4"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from kvtier.block import slot_nbytes
 from kvtier.client.hit import Hit
 from kvtier.client.scope import Chain, Scope
 from kvtier.codecs.view import KVView
-from kvtier.errors import ClosedError, KVMismatch, SessionError
+from kvtier.errors import ClosedError, KVMismatch, SessionError, UsageError
 from kvtier.hierarchy.answers import GrantState
 
 WINDOW_NBYTES = 64 << 20
@@ -66,12 +67,15 @@ class Saver:
     """Runs saves one after the other on a thread of its own."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._thread = ThreadPoolExecutor(1, "kvtier-save")
         self._room = BoundedSemaphore(PENDING)
         self._closed = False
 
     def submit(self, job: SaveJob) -> Future[Saved]:
         """Queue a save; refused at once when it cannot be right or too many wait."""
+        if os.getpid() != self._pid:
+            raise UsageError("this cache was opened before a fork, and its threads are the parent's; open one here")
         if self._closed:
             raise ClosedError("this cache is closed")
         refused = job.problem()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -13,11 +14,13 @@ from kvtier.client.hit import Hit
 from kvtier.client.save import Saved, SaveJob, Saver
 from kvtier.client.scope import Chain, Scope
 from kvtier.codecs.view import KVView
-from kvtier.errors import ConfigError, SessionError
+from kvtier.errors import ConfigError, SessionError, UsageError
 from kvtier.hierarchy.answers import SLOT, Matched
 from kvtier.tiers.base import TierNumber
 
 T = TypeVar("T")
+LONGEST_WAIT = 600.0
+"""Seconds; the host waits no longer either."""
 
 
 class Space:
@@ -60,7 +63,7 @@ class Space:
             A context manager; the blocks stay pinned until it is left. Never raises for the host's sake: a host that
             does not answer is an empty hit, counted in `Cache.counters`.
         """
-        chain = self.chain(token_ids, extra=extra)
+        chain, wait = self.chain(token_ids, extra=extra), _seconds(wait)
         matched = Matched(0, np.empty(0, SLOT), 0, np.empty(0, np.uint8))
         epoch = self.session.epoch
         try:
@@ -125,7 +128,7 @@ class Space:
             How many blocks are there at the end.
         """
         addresses = self.chain(token_ids, extra=extra).addresses
-        number = tier_number(tier)
+        number, wait = tier_number(tier), _seconds(wait)
         return self._or(lambda: self.session.move(addresses, number, wait), 0)
 
     def inspect(self, token_ids: Any, *, extra: Sequence[bytes] | None = None) -> list[dict[str, Any] | None]:
@@ -157,6 +160,17 @@ def tier_number(name: str) -> TierNumber:
     except KeyError:
         known = ", ".join(tier.name.lower() for tier in TierNumber)
         raise ConfigError(f"no tier {name!r}; use one of {known}") from None
+
+
+def _seconds(wait: float) -> float:
+    """What a caller is willing to wait, within what a deadline can say."""
+    try:
+        seconds = float(wait)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise UsageError(f"wait is {wait!r}; pass seconds, 0 for not at all")
+    return min(max(0.0, seconds), LONGEST_WAIT)
 
 
 def _done(value: int) -> Future[int]:

@@ -46,6 +46,16 @@ class KVView:
         Raises:
             KVMismatch: another shape, dtype or device than the spec says.
         """
+        try:
+            return cls._of(kv, spec)
+        except (AttributeError, TypeError) as exc:
+            wants = "[tokens, head_dim] tensor" if spec.mla else "(k, v) pair of [tokens, kv_heads, head_dim] tensors"
+            raise KVMismatch(
+                f"kv is no KV ({type(kv).__name__}): pass one tensor of all layers, or one {wants} a layer"
+            ) from exc
+
+    @classmethod
+    def _of(cls, kv: Any, spec: KVSpec) -> KVView:
         if hasattr(kv, "shape"):
             return _of_one(kv, spec)
         parts = [_parts(layer, spec, i) for i, layer in enumerate(_layers(kv, spec))]
@@ -116,8 +126,12 @@ def _describe(part: Any, spec: KVSpec) -> tuple[int, list[int], bool]:
     if hasattr(part, "data_ptr"):
         if part.device.type != "cpu":
             raise KVMismatch(f"kv is on {part.device}; pass a tensor in CPU memory")
+        if str(part.layout) != "torch.strided" or part.is_neg() or part.is_conj():
+            raise KVMismatch("kv's memory is not its values: call resolve_conj().resolve_neg(), or to_dense(), on it")
         dtype, size, pointer = str(part.dtype).removeprefix("torch."), part.element_size(), part.data_ptr()
-        strides, writable = [s * size for s in part.stride()], True
+        strides = [s * size for s in part.stride()]
+        # Elements that share memory cannot all be loaded.
+        writable = all(stride or length < 2 for stride, length in zip(strides, part.shape, strict=True))
     else:
         dtype, size, pointer = str(part.dtype), part.dtype.itemsize, part.__array_interface__["data"][0]
         strides, writable = list(part.strides), part.flags.writeable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -123,7 +124,7 @@ class Hierarchy:
             ended = state.ledger.end_lease(lease)
             if ended is not None:
                 state.cpu.pool.release(ended.offsets)
-            if seconds:
+            if 0 < seconds < math.inf:
                 state.stats.observe("load", seconds)
 
     # Save
@@ -152,7 +153,7 @@ class Hierarchy:
             seconds: how long the writer took, for the histogram of saves.
         """
         visible = saving.commit(self.state, session, ticket, written)
-        if seconds:
+        if 0 < seconds < math.inf:
             with self.state.lock:
                 self.state.stats.observe("save", seconds)
         return visible

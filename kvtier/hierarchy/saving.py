@@ -21,6 +21,8 @@ def reserve(
     """See `Session.reserve`."""
     if not 0 <= start <= len(keys) or len(nbytes) != len(keys) - start or min(nbytes, default=1) < 1:
         raise UsageError(f"{len(nbytes)} sizes for {len(keys)} keys from key {start} on; give one for each, 1 or more")
+    if len(frozenset(keys)) != len(keys):
+        raise UsageError("a key is there twice; a chain never meets itself")
     grants = np.zeros(len(keys) - start, GRANT)
     kept = staging_nbytes(state, limits)
     booked = Reservation(session, [], [], [], [], [], keys[start - 1] if start else None, list(keys[start:]))
@@ -96,8 +98,8 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
         # Blocks behind these may have been there before, and did not know their parents.
         for i, key in enumerate(booked.asked):
             child, parent = table.rows.get(key), table.rows.get(parents[i] or b"")
-            if child is not None and parent is not None and table.parent_of(child) is None:
-                state.adopt(child, parent)
+            if child is not None and parent is not None:
+                state.link(np.array([parent, child], np.int64))
         state.touch(np.array([table.rows[key] for key in booked.asked if key in table.rows], np.int64))
     return [visible[i] for i in written]
 

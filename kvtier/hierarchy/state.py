@@ -76,8 +76,20 @@ class State:
 
     def link(self, rows: NDArray[np.int64]) -> None:
         """These are a chain: blocks that a tier brought from an earlier life did not know that."""
+        roots: dict[int, int] = {}
         for place in self.table.strangers(rows):
-            self.adopt(int(rows[place]), int(rows[place - 1]))
+            child, parent = int(rows[place]), int(rows[place - 1])
+            root = self._root(parent, roots)
+            # A client may make keys up: none may become its own ancestor.
+            if self.table.parent_of(child) is None and root != child:
+                self.adopt(child, parent)
+                roots[child] = root
+
+    def _root(self, row: int, known: dict[int, int]) -> int:
+        """The first ancestor that the table has; walks only to where it is known."""
+        while row not in known and (parent := self.table.parent_of(row)) is not None:
+            row = parent
+        return known.get(row, row)
 
     def touch(self, rows: NDArray[np.int64]) -> None:
         """A chain, or what is there of it, was used."""

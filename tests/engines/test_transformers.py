@@ -307,3 +307,48 @@ def test_what_changes_the_kv_changes_the_keys(cache):
     assert len(set(keys)) == len(keys)
     same = [key(), key(use_cache=False), key("eager"), key(name_or_path="elsewhere")]
     assert len(set(same)) == 1
+
+
+def test_a_space_made_for_another_model_is_refused(cache):
+    model = make(rope_theta=1e4)
+    space = space_of(cache, model)
+    prefill(model, PROMPT, space).saved.result()
+    with pytest.raises(UsageError, match="space_for"):
+        prefill(make(rope_theta=5e5), PROMPT, space)
+    model.config.rope_parameters["rope_theta"] = 5e5
+    with pytest.raises(UsageError, match="space_for"):
+        prefill(model, PROMPT, space)
+
+
+def test_another_class_of_the_same_configuration_has_another_keyspace(cache):
+    class Scaled(transformers.LlamaForCausalLM):
+        """May compute anything."""
+
+    model = make()
+    other = Scaled(model.config).eval()
+    assert space_of(cache, model).keyspace.root != space_of(cache, other).keyspace.root
+
+
+def test_quantised_weights_of_another_kind_have_another_keyspace(cache):
+    roots = set()
+    for dtype in ("int4", "fp8_e4m3"):
+        model = make()
+        model.config.quantization_config = {"weight": {"dtype": dtype}}
+        roots.add(space_of(cache, model).keyspace.root)
+    assert len(roots) == 2
+
+
+def test_autocast_is_refused_before_anything_is_computed(cache):
+    model = make()
+    space = space_of(cache, model)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UsageError, match="autocast"):
+        prefill(model, PROMPT, space)
+
+
+def test_kv_that_cannot_be_saved_costs_the_save_only(cache, monkeypatch):
+    model = make()
+    space = space_of(cache, model)
+    monkeypatch.setattr(space, "save", lambda *_, **__: (_ for _ in ()).throw(KVMismatch("another dtype")))
+    result = prefill(model, PROMPT, space)
+    assert result.saved.result().refused == "kv_mismatch"
+    assert torch.equal(result.logits, computed(model, PROMPT)[0])

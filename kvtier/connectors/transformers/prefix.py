@@ -16,7 +16,7 @@ from kvtier.client.save import Saved
 from kvtier.client.scope import Chain
 from kvtier.client.space import Space
 from kvtier.connectors.transformers.storable import require
-from kvtier.errors import UsageError
+from kvtier.errors import KVMismatch, UsageError
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,12 @@ class Prefix:
             (_rows(layer.keys, chain.tokens, self.loaded), _rows(layer.values, chain.tokens, self.loaded))
             for layer in self.cache.layers
         ]
-        return self.space.save(chain, kv, start=self.loaded, after=self.hit)
+        try:
+            return self.space.save(chain, kv, start=self.loaded, after=self.hit)
+        except KVMismatch:  # the model did not compute what it said; its answer is good all the same
+            refused: Future[Saved] = Future()
+            refused.set_result(Saved(0, 0, "kv_mismatch"))
+            return refused
 
 
 def load_prefix(model: Any, input_ids: Any, space: Space, *, wait: float, attention_mask: Any = None) -> Prefix:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -14,6 +15,8 @@ from kvtier.client.space import Space
 from kvtier.errors import ConfigError, KVMismatch, UnsupportedKV, UsageError
 from kvtier.spec import KVSpec
 
+PREFIX = "transformers."
+"""What the overrides begin with that the connector itself puts into a keyspace."""
 EXACT_ATTENTION = frozenset(
     ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 )
@@ -98,12 +101,18 @@ def space_for(
     spec = spec_for(model, block_tokens=block_tokens)
     if _has_adapter(model) and not parts.get("adapter"):
         raise ConfigError("the model has an adapter loaded, which changes its KV: pass adapter= and adapter_digest=")
-    overrides = {"transformers.config": config_digest(model.config)}
+    overrides = {**(parts.pop("overrides", None) or {}), **identity(model)}
+    return cache.keyspace(spec, model=model_name, revision=revision, plan=plan, overrides=overrides, **parts)
+
+
+def identity(model: Any) -> dict[str, str]:
+    """What of a model changes its KV, besides shape, weights and adapter; all of it is in its keyspace."""
+    kind = type(model)
+    parts = {"config": config_digest(model.config), "class": f"{kind.__module__}.{kind.__qualname__}"}
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
     if attention not in EXACT_ATTENTION:
-        overrides["transformers.attention"] = str(attention)
-    overrides |= parts.pop("overrides", None) or {}
-    return cache.keyspace(spec, model=model_name, revision=revision, plan=plan, overrides=overrides, **parts)
+        parts["attention"] = str(attention)
+    return {PREFIX + name: value for name, value in parts.items()}
 
 
 def config_digest(config: Any) -> str:
@@ -118,12 +127,20 @@ def require(model: Any, space: Space) -> None:
     Raises:
         UnsupportedKV: it cannot be stored.
         KVMismatch: the space was made for another shape.
-        UsageError: the model is in training mode, or has an adapter that the space does not name.
+        UsageError: the space was made for another model, or for this one before its configuration was changed; or the
+            model is in training mode, under autocast, or has an adapter that the space does not name.
     """
     keyspace = space.keyspace
     spec = spec_for(model, block_tokens=keyspace.spec.block_tokens)
     if spec != keyspace.spec:
         raise KVMismatch(f"the model's KV is {spec}; the space was made for {keyspace.spec}")
+    named = {name: value for name, value in keyspace.overrides.items() if name.startswith(PREFIX)}
+    if named != identity(model):
+        raise UsageError(
+            "the space was not made for this model with this configuration; make one with space_for(cache, model, ...)"
+        )
+    if torch.is_autocast_enabled(model.device.type):
+        raise UsageError("autocast is on, which changes the KV; load the model in the dtype that it should run in")
     if getattr(model, "training", False):
         raise UsageError("the model is in training mode, where dropout may change its KV; call model.eval()")
     if _has_adapter(model) and not keyspace.adapter:
@@ -158,5 +175,6 @@ def _has_adapter(model: Any) -> bool:
 
 def _bare(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _bare(v) for k, v in value.items() if k not in NEUTRAL}
+        kept = {str(k): v for k, v in value.items() if k not in NEUTRAL}
+        return {k: v if k == "quantization_config" else _bare(v) for k, v in kept.items()}
     return [_bare(v) for v in value] if isinstance(value, list | tuple) else value

@@ -489,3 +489,21 @@ class TestOpen:
         kvtier.open(path).close()
         with pytest.raises(ConfigError, match="cannot be read"):
             kvtier.open(tmp_path / "absent.toml")
+
+
+def test_a_forked_child_is_told_to_open_its_own(space, monkeypatch):
+    stored(space, list(range(8)))
+    monkeypatch.setattr(saving.os, "getpid", lambda: -1)
+    with pytest.raises(UsageError, match="fork"):
+        space.save(list(range(8)), kv_of(8))
+
+
+def test_any_wait_that_is_a_number_is_waited_for(space):
+    stored(space, list(range(8)))
+    for wait in (float("inf"), 1e300, -1, 0):
+        with space.match(list(range(8)), wait=wait) as hit:
+            assert hit.tokens == 8
+    assert space.move(list(range(8)), "cpu", wait=float("inf")) == 2
+    for wait in (float("nan"), "soon"):
+        with pytest.raises(UsageError, match="wait"):
+            space.match(list(range(8)), wait=wait)

@@ -77,3 +77,24 @@ def test_what_does_not_fit_is_refused(kv: object, says: str) -> None:
 def test_k_and_v_of_different_width_are_not_one_tensor() -> None:
     with pytest.raises(KVMismatch, match="one \\(k, v\\) pair"):
         KVView.of(torch.zeros(2, 2, 6, 3, 8), KVSpec(2, 3, 8, "float32", v_head_dim=4))
+
+
+def test_memory_that_is_not_the_values_is_refused():
+    spec = KVSpec(1, 1, 4, "float32")
+    real = torch.zeros(1, 2, 64, 1, 4)
+    for lazy in (torch.complex(real, real).conj().imag, real.to_sparse()):
+        with pytest.raises(KVMismatch, match="resolve_neg"):
+            KVView.of(lazy, spec)
+
+
+def test_elements_that_share_memory_cannot_be_loaded_into():
+    spec = KVSpec(1, 1, 4, "float32")
+    view = KVView.of(torch.zeros(1, 1, 1, 1, 1).expand(1, 2, 64, 1, 4), spec)
+    with pytest.raises(KVMismatch):
+        view.require_writable()
+
+
+@pytest.mark.parametrize("kv", [None, 5, object(), [None], [(None, None)]])
+def test_what_is_no_kv_is_said_to_be_none(kv):
+    with pytest.raises(KVMismatch):
+        KVView.of(kv, KVSpec(1, 1, 4, "float32"))

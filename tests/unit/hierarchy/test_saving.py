@@ -313,3 +313,27 @@ class TestSizeClasses:
             assert save(session, [1000], 2 * SLOT_NBYTES) == 1
             assert holds(session, matched, [1])
             host.check()
+
+
+def test_a_chain_that_meets_itself_is_refused():
+    with Host() as host, pytest.raises(UsageError, match="twice"):
+        reserve(host.session(), [1, 1])
+
+
+def test_keys_that_claim_to_be_each_others_parents_can_still_be_evicted():
+    with Host() as host:
+        session = host.session()
+        save(session, [1, 2])
+        reserved = reserve(session, [2, 1, 3])
+        session.commit(reserved.ticket, fill(session, reserved, [2, 1, 3]))
+        policy = host.state.policies[TierNumber.CPU]
+        assert sorted(policy.victims(3 * SLOT_NBYTES, lambda _: False)) == sorted(host.state.table.rows.values())
+
+
+def test_seconds_that_are_no_seconds_are_not_counted():
+    with Host() as host:
+        session = host.session()
+        for seconds in (float("nan"), float("inf"), -1.0):
+            reserved = reserve(session, [9])
+            session.commit(reserved.ticket, [], seconds)
+        assert "save" not in host.stats.seconds
