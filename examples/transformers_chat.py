@@ -26,15 +26,25 @@ def host() -> kvtier.Cache:
         return kvtier.open({"cpu": {"capacity": "1GiB"}})
 
 
+def ask() -> str:
+    """A question; empty at the end."""
+    try:
+        return input("\n> ").strip()
+    except EOFError:
+        return ""
+
+
 def main() -> None:
     """Answer until an empty line."""
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
     name, document = sys.argv[1], Path(sys.argv[2] if len(sys.argv) > 2 else __file__).read_text()
     tokenizer = AutoTokenizer.from_pretrained(name)
     model = AutoModelForCausalLM.from_pretrained(name).eval()
     messages = [{"role": "system", "content": f"Answer questions about this document.\n\n{document}"}]
     with host() as cache:
         space = space_for(cache, model, model_name=name, revision="main", plan="raw")
-        while question := input("\n> ").strip():
+        while question := ask():
             messages.append({"role": "user", "content": question})
             ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             began = time.perf_counter()

@@ -83,7 +83,7 @@ def error_of(failed: grpc.RpcError, where: Path) -> SessionError:
     details = failed.details() or code.name
     if code is StatusCode.UNAVAILABLE:
         return SessionUnavailable(
-            f"nobody answers at {where}; is kvtier running? (`kvtier status`; start it with `kvtier up`) [{details}]"
+            f"nobody answers at {where}; is kvtier running? (`kvtier status`; start it with `kvtier up`)"
         )
     if code is StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"the host at {where} did not answer in time")

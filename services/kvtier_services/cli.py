@@ -190,8 +190,11 @@ class _steps:  # noqa: N801 - used like a function
             self._status.start()
         return self._status.update
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._status.stop()
+        if kind is KeyboardInterrupt:
+            typer.echo("kvtier: interrupted; what was under way is ended", err=True)
+            sys.exit(130)
 
 
 def _show(snapshot: Callable[[], dict[str, object]], *, watch: bool) -> None:

@@ -124,11 +124,17 @@ def _nvme(settings: Settings) -> Iterator[Check]:
     free = shutil.disk_usage(place).free + taken
     fix = f"set nvme.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, or nvme.path to a larger disk"
     found = f"{folder} has {_written(free)} for {need}"
-    yield Check("ok", "nvme space", found) if need <= free else Check("fail", "nvme space", found, fix)
-    if not os.access(place, os.W_OK):
-        yield Check("fail", "nvme path", f"{place} cannot be written to", "set nvme.path to a folder of yours")
+    try:
+        direct = _direct_io(place)
+    except OSError as exc:
+        yield Check(
+            "fail",
+            "nvme path",
+            f"nothing can be written in {place}: {exc.strerror}",
+            "set nvme.path to a folder of yours",
+        )
         return
-    direct = _direct_io(place)
+    yield Check("ok", "nvme space", found) if need <= free else Check("fail", "nvme space", found, fix)
     yield Check(
         "ok" if not direct else "warn",
         "direct I/O",
@@ -138,12 +144,17 @@ def _nvme(settings: Settings) -> Iterator[Check]:
 
 
 def _direct_io(folder: Path) -> str:
-    """Why O_DIRECT does not work there; empty when it does."""
-    if not hasattr(os, "O_DIRECT"):
-        return "this platform has no O_DIRECT"
+    """Why O_DIRECT does not work there; empty when it does.
+
+    Raises:
+        OSError: no file can be made there at all.
+    """
     fd, path = tempfile.mkstemp(prefix=".kvtier-doctor-", dir=folder)
+    os.close(fd)
+    if not hasattr(os, "O_DIRECT"):
+        os.unlink(path)
+        return "this platform has no O_DIRECT"
     try:
-        os.close(fd)
         fd = os.open(path, os.O_RDWR | os.O_DIRECT)
         try:
             os.pwrite(fd, mmap.mmap(-1, 4096), 0)

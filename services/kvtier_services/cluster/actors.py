@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kvtier.errors import ConfigError, KVTierError
@@ -79,6 +79,9 @@ class ActorCall:
         try:
             handle = self._handle = self._handle or ray.get_actor(self.name, self.namespace)
             return ray.get(getattr(handle, method).remote(*args), timeout=timeout)
+        except RayTaskError as exc:
+            # Its text is a traceback; what the method raised says what is wrong.
+            raise (exc.cause or exc) from None
         except GetTimeoutError as exc:
             raise TimeoutError(f"{self.name} did not answer {method} in {timeout:g} s") from exc
         except (RayActorError, ValueError) as exc:
