@@ -149,7 +149,7 @@ def doctor(config: ConfigOption = None) -> None:
         console.print(f"[{style[check.level]}]{check.level:4}[/] {check.name}: ", end="")
         console.print(check.found + (f"; {check.fix}" if check.fix else ""), markup=False)
     if failed:
-        fail(f"{failed} checks failed")
+        fail("one check failed" if failed == 1 else f"{failed} checks failed")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

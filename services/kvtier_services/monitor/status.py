@@ -72,6 +72,9 @@ def _host(host: Snapshot) -> Iterable[RenderableType]:
     if not hierarchy:
         return
     yield _tiers(hierarchy["tiers"], {hand["tier"]: hand for hand in host.get("hands", [])}, hierarchy)
+    for tier in hierarchy["tiers"]:
+        if tier["fault"]:
+            yield Text(f"{tier['label']}: {tier['fault']}", style="red")
     yield _traffic(hierarchy)
     yield _index(hierarchy["index"])
     metrics = host.get("metrics")
@@ -93,7 +96,7 @@ def _tiers(tiers: Iterable[Snapshot], hands: Mapping[str, Snapshot], hierarchy: 
             f"{tier['blocks']:,}",
             f"{hierarchy['hits'].get(tier['tier'], 0):,}",
             f"pid {hand['pid']}" if hand and hand["pid"] else "",
-            Text(tier["fault"], style="red") if tier["fault"] else Text("ok", style="green"),
+            Text("fault", style="red") if tier["fault"] else Text("ok", style="green"),
         )
     return table
 

@@ -152,7 +152,7 @@ def test_doctor_says_how_to_fix_and_fails(kvtier, monkeypatch):
     assert code == 1
     assert "ok   redis: there\n" in said
     assert "fail arena_dir: too small [64M]; set cpu.capacity\n" in said
-    assert said.endswith("kvtier: 1 checks failed\n")
+    assert said.endswith("kvtier: one check failed\n")
 
 
 def test_config_explain_prints_what_holds(kvtier, tmp_path):

@@ -92,3 +92,10 @@ def test_locked_memory_with_cuda(found, monkeypatch):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
     check = found(gpu=GpuConfig(device="off"))["memlock"]
     assert (check.level, check.found) == ("warn", "8MiB")
+
+
+def test_an_nvme_path_where_nothing_can_be_written_is_said_and_not_raised(found, tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "x", "/proc/kvtier"):
+        check = found(nvme=NvmeConfig(capacity=Size(1 << 20), path=str(path)))["nvme path"]
+        assert (check.level, "nvme.path" in check.fix) == ("fail", True)
