@@ -181,6 +181,9 @@ class Mover:
             staging.done.result()
         if tier is TierNumber.GPU and tier in state.tiers:
             self._promote(keys)
+        with state.lock:
+            # Who asks for blocks is about to use them: they are not the next to leave.
+            state.touch(state.table.prefix(keys))
         return sum(self._has(key, tier) for key in keys)
 
     def _move(self, keys: list[bytes], tier: TierNumber) -> int:

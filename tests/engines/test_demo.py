@@ -32,10 +32,21 @@ except ConfigError as exc:
 COMMAND = [sys.executable, "-m", "kvtier_services.demo", "--json"]
 
 
-def left_behind(mark: str) -> list[str]:
-    """Folders and processes of a demo that had this mark in its environment."""
-    folders = [Path(tempfile.gettempdir()), Path(Config().arena_dir).parent]
-    found = [str(path) for folder in folders for path in folder.glob("kvtier-demo-*")]
+def folders_of_demos() -> set[str]:
+    """All that are there now, of whatever demo."""
+    places = [Path(tempfile.gettempdir()), Path(Config().arena_dir).parent]
+    return {str(path) for place in places for path in place.glob("kvtier-demo-*")}
+
+
+@pytest.fixture(autouse=True)
+def there_before() -> set[str]:
+    """What other demos had left, or use, before this test began."""
+    return folders_of_demos()
+
+
+def left_behind(mark: str, before: set[str]) -> list[str]:
+    """Folders that are new, and processes of a demo that had this mark in its environment."""
+    found = sorted(folders_of_demos() - before)
     for process in psutil.process_iter():
         try:
             if process.environ().get("KVTIER_TEST") == mark:
@@ -61,7 +72,7 @@ def run(command, mark, *, timeout):
     )
 
 
-def test_the_demo_shows_what_it_says_and_leaves_nothing(capsys):
+def test_the_demo_shows_what_it_says_and_leaves_nothing(capsys, there_before):
     done = run(COMMAND, "whole", timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = {line["figure"]: line for line in map(json.loads, done.stdout.splitlines())}
@@ -78,18 +89,18 @@ def test_the_demo_shows_what_it_says_and_leaves_nothing(capsys):
         assert lines[f"demo.speedup.{tier}"]["loaded"] >= 2500
         assert lines[f"demo.speedup.{tier}"]["all_from_this_tier"]
     assert "nvme" in lines["demo.speedup.found"]["tiers"]
-    assert left_behind("whole") == []
+    assert left_behind("whole", there_before) == []
 
 
-def test_a_demo_that_is_interrupted_while_an_engine_works_leaves_nothing():
-    interrupt("engine A starts", signal.SIGINT)
+def test_a_demo_that_is_interrupted_while_an_engine_works_leaves_nothing(there_before):
+    interrupt("engine A starts", signal.SIGINT, there_before)
 
 
-def test_a_demo_that_is_ended_while_kvtier_starts_leaves_nothing():
-    interrupt("starting kvtier", signal.SIGTERM)
+def test_a_demo_that_is_ended_while_kvtier_starts_leaves_nothing(there_before):
+    interrupt("starting kvtier", signal.SIGTERM, there_before)
 
 
-def interrupt(step, ending):
+def interrupt(step, ending, before):
     mark = f"ended by {ending.name}"
     running = subprocess.Popen(
         COMMAND, env=environment(mark), stdin=subprocess.DEVNULL, stdout=PIPE, stderr=PIPE, text=True
@@ -101,10 +112,10 @@ def interrupt(step, ending):
         said = running.stderr.read()
         assert running.wait(60) == 130, said
         assert "interrupted" in said
-    assert left_behind(mark) == []
+    assert left_behind(mark, before) == []
 
 
-def test_a_process_that_fails_is_told_of_and_nothing_is_left():
+def test_a_process_that_fails_is_told_of_and_nothing_is_left(there_before):
     script = (
         "import sys; from kvtier_services.demo import play, stage; start = stage.Stage.start; "
         "stage.Stage.start = lambda made, module, *rest: start(made, 'no_such_module', *rest); "
@@ -114,4 +125,4 @@ def test_a_process_that_fails_is_told_of_and_nothing_is_left():
     assert done.returncode == 1
     assert "no_such_module" in done.stderr
     assert "Traceback" not in done.stderr
-    assert left_behind("broken") == []
+    assert left_behind("broken", there_before) == []

@@ -550,3 +550,13 @@ def test_the_status_adds_up():
         seconds = session.status()["seconds"]
         assert {what: one["count"] for what, one in seconds.items()} == {"load": 1, "save": 1}
         assert host.hierarchy.inspect(keys([1]))[0]["nbytes"] == NBYTES
+
+
+def test_what_was_asked_for_is_not_the_next_to_leave():
+    with Host(nvme=64) as host:
+        session = host.session()
+        save(session, [1, 2])
+        save(session, [3, 4])
+        assert session.prefetch(keys([1, 2]), TierNumber.CPU).result(5) == 2
+        victims = host.state.policies[TierNumber.CPU].victims(2 * SLOT_NBYTES, lambda _: False)
+        assert [host.state.table.keys[row] for row in victims] == keys([4, 3])
