@@ -24,8 +24,9 @@ class Backoff:
 
     def check(self) -> None:
         """Raise the last failure again while its pause lasts."""
-        if self._why is not None and self._clock() < self._until:
-            raise type(self._why)(str(self._why))
+        why = self._why
+        if why is not None and self._clock() < self._until:
+            raise type(why)(str(why))
 
     def failed(self, why: SessionError) -> None:
         """The host did not answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtier.client.headers import Headers
 from kvtier.client.session import Session
@@ -40,7 +40,15 @@ class Chain:
     Attributes:
         tokens: length of the sequence; the last, partial block has no key.
         addresses: 34-byte address of each whole block, in order.
+        root: of the keyspace that they belong to.
+        rank: the tensor-parallel rank that they belong to.
     """
 
     tokens: int
     addresses: Sequence[bytes] = field(repr=False)
+    root: bytes = field(repr=False)
+    rank: int
+
+    def upto(self, tokens: int, block_tokens: int) -> Chain:
+        """The first tokens of it."""
+        return replace(self, tokens=tokens, addresses=self.addresses[: tokens // block_tokens])

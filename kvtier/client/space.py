@@ -44,11 +44,14 @@ class Space:
 
         Raises:
             BadTokens: ids that are not unsigned 32-bit integers.
+            UsageError: a `Chain` of another space.
         """
         if isinstance(token_ids, Chain):
+            if (token_ids.root, token_ids.rank) != (self.keyspace.root, self.rank):
+                raise UsageError("this chain belongs to another keyspace or rank; make one with this space's chain()")
             return token_ids
         keys = self.keyspace.chain(token_ids, extra=extra)
-        return Chain(len(token_ids), [address(key, self.rank) for key in keys])
+        return Chain(len(token_ids), [address(key, self.rank) for key in keys], self.keyspace.root, self.rank)
 
     def match(self, token_ids: Any, *, wait: float = 0.0, extra: Sequence[bytes] | None = None) -> Hit:
         """Find and lease the longest stored prefix.
@@ -111,6 +114,11 @@ class Space:
         view = KVView.of(kv, self.keyspace.spec)
         return self._saver.submit(SaveJob(self._scope, chain, view, start, after))
 
+    def refused(self, why: str) -> Future[Saved]:
+        """A save that was refused before it began, counted."""
+        self._scope.counters[f"save_{why}"] += 1
+        return _done(Saved(0, 0, why))
+
     def prefetch(self, token_ids: Any, *, tier: str = "cpu", extra: Sequence[bytes] | None = None) -> Future[int]:
         """Bring a sequence's blocks up to a tier ("cpu" or "gpu") in the background.
 
@@ -119,7 +127,11 @@ class Space:
         """
         addresses = self.chain(token_ids, extra=extra).addresses
         number = tier_number(tier)
-        return self._or(lambda: self.session.prefetch(addresses, number), _done(0))
+        asked = self._or(lambda: self.session.prefetch(addresses, number), _done(0))
+        answer: Future[int] = Future()
+        answer.set_running_or_notify_cancel()
+        asked.add_done_callback(lambda done: answer.set_result(self._or(done.result, 0)))
+        return answer
 
     def move(self, token_ids: Any, tier: str, *, wait: float = 30.0, extra: Sequence[bytes] | None = None) -> int:
         """Move a sequence's blocks to a tier and out of the other memory tiers.
@@ -173,7 +185,7 @@ def _seconds(wait: float) -> float:
     return min(max(0.0, seconds), LONGEST_WAIT)
 
 
-def _done(value: int) -> Future[int]:
-    future: Future[int] = Future()
+def _done(value: T) -> Future[T]:
+    future: Future[T] = Future()
     future.set_result(value)
     return future

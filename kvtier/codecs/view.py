@@ -23,7 +23,7 @@ class KVView:
         tokens: how many tokens there are.
         spec: what the KV is of.
         writable: whether blocks may be decoded into it.
-        owner: what must stay alive while the view is used.
+        owner: views of the memory, which keep it alive whatever the caller does with his.
     """
 
     addresses: NDArray[np.int64]
@@ -58,7 +58,7 @@ class KVView:
     def _of(cls, kv: Any, spec: KVSpec) -> KVView:
         if hasattr(kv, "shape"):
             return _of_one(kv, spec)
-        parts = [_parts(layer, spec, i) for i, layer in enumerate(_layers(kv, spec))]
+        parts = [[_own(part) for part in _parts(layer, spec, i)] for i, layer in enumerate(_layers(kv, spec))]
         tokens = {part.shape[0] for layer in parts for part in layer}
         if len(tokens) != 1:
             raise KVMismatch(f"the layers have {sorted(tokens)} tokens; all must have the same number")
@@ -69,7 +69,7 @@ class KVView:
             tokens.pop(),
             spec,
             all(d[2] for layer in described for d in layer),
-            kv,
+            parts,
         )
 
     @property
@@ -83,7 +83,13 @@ class KVView:
             raise KVMismatch("kv is read-only; pass an array that can be written to load into")
 
 
+def _own(part: Any) -> Any:
+    """Another view of the same memory: it stays when the caller's list, or tensor, is given other contents."""
+    return part.detach() if hasattr(part, "detach") else part[...]
+
+
 def _of_one(kv: Any, spec: KVSpec) -> KVView:
+    kv = _own(kv)
     wants = "[layers, tokens, head_dim]" if spec.mla else "[layers, 2, tokens, kv_heads, head_dim]"
     if not spec.mla and spec.head_dim != spec.v_head_dim:
         raise KVMismatch("K and V have different head dimensions: pass one (k, v) pair a layer")

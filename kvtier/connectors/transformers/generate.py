@@ -27,8 +27,17 @@ HARMLESS = frozenset(
     )
 )
 """Arguments of `model.generate`, besides the fields of a GenerationConfig, that do not change a token's KV."""
-REFUSED = frozenset(("cache_implementation", "cache_config", "use_cache"))
-"""Fields of a GenerationConfig that choose another cache."""
+REFUSED = frozenset(
+    (
+        "assistant_early_exit",
+        "cache_config",
+        "cache_implementation",
+        "prompt_lookup_num_tokens",
+        "token_healing",
+        "use_mtp",
+    )
+)
+"""Fields of a GenerationConfig that choose another cache, or put into it what is not of the sequence."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,8 @@ def generate(
         **kwargs | {"return_dict_in_generate": False},
     )[0]
     prompt = prefix.ids.shape[1]
-    held = min(len(sequence), prefix.cache.get_seq_length())
+    # The last token was chosen, not computed; a cache that holds anything else is not saved.
+    held = sequence[: len(sequence) - 1]
     return Generated(
         sequence,
         sequence[prompt:],
@@ -102,7 +112,7 @@ def generate(
         prefix.loaded,
         prompt - prefix.loaded,
         prefix.tiers,
-        prefix.save(sequence[:held]) if save else None,
+        prefix.save(held) if save else None,
     )
 
 
@@ -122,9 +132,14 @@ class _WhenPrefilled(LogitsProcessor):
 def _check(model: Any, kwargs: Mapping[str, Any]) -> None:
     known = GenerationConfig()  # type: ignore[no-untyped-call]
     for name in kwargs:
-        if name in REFUSED or not (name in HARMLESS or hasattr(known, name)):
+        if not (name in HARMLESS or hasattr(known, name)):
             raise UsageError(f"generate() takes no {name!r}: it would change the KV or its cache; leave it out")
     config = kwargs.get("generation_config") or getattr(model, "generation_config", None) or known
+    if kwargs.get("use_cache", getattr(config, "use_cache", None)) is False:
+        raise UsageError("use_cache is off, and a prefix is loaded into a cache; set it to True")
+    for name in REFUSED:
+        if kwargs.get(name, getattr(config, name, None)):
+            raise UsageError(f"generate() takes no {name!r}: it would change the KV or its cache; leave it out")
     for name in ("num_beams", "num_return_sequences"):
         if (kwargs.get(name, getattr(config, name, None)) or 1) > 1:
             raise UsageError(f"{name} is more than 1; kvtier generates one sequence a call")

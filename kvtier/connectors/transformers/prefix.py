@@ -48,6 +48,8 @@ class Prefix:
             token_ids: the prompt and what follows it; the prompt alone unless given.
         """
         chain = self.chain if token_ids is None else self.space.chain(token_ids)
+        if self.cache.get_seq_length() != chain.tokens:
+            return self.space.refused("kv_mismatch")  # another cache was used, or more than this sequence is in it
         kv = [
             (_rows(layer.keys, chain.tokens, self.loaded), _rows(layer.values, chain.tokens, self.loaded))
             for layer in self.cache.layers
@@ -55,9 +57,7 @@ class Prefix:
         try:
             return self.space.save(chain, kv, start=self.loaded, after=self.hit)
         except KVMismatch:  # the model did not compute what it said; its answer is good all the same
-            refused: Future[Saved] = Future()
-            refused.set_result(Saved(0, 0, "kv_mismatch"))
-            return refused
+            return self.space.refused("kv_mismatch")
 
 
 def load_prefix(model: Any, input_ids: Any, space: Space, *, wait: float, attention_mask: Any = None) -> Prefix:
@@ -71,7 +71,7 @@ def load_prefix(model: Any, input_ids: Any, space: Space, *, wait: float, attent
     ids = _one_sequence(input_ids, attention_mask)
     chain = space.chain(ids[0])
     spec = space.keyspace.spec
-    within = Chain(chain.tokens - 1, chain.addresses[: (chain.tokens - 1) // spec.block_tokens])
+    within = chain.upto(chain.tokens - 1, spec.block_tokens)
     cache: Any = DynamicCache(config=model.config)
     loaded, tiers = 0, {}
     with space.match(within, wait=wait) as hit:
