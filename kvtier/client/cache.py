@@ -18,6 +18,8 @@ from kvtier.errors import ConfigError, SessionError
 from kvtier.keys import Keyspace
 from kvtier.spec import KVSpec
 
+LARGEST_PAYLOAD = 1 << 32
+
 
 class Cache:
     """One session with a host; made by `kvtier.connect` or `kvtier.open`. Thread-safe.
@@ -81,6 +83,11 @@ class Cache:
             raise ConfigError(f"rank {rank} is not one of the {keyspace.tp_size} tensor-parallel ranks (tp_size)")
         codec = codec_for(keyspace.plan)
         headers = Headers(keyspace, codec, rank)
+        if headers.payload_nbytes(0) >= LARGEST_PAYLOAD:
+            raise ConfigError(
+                f"a block of {spec.block_tokens} tokens has {headers.payload_nbytes(0):,} bytes; the limit is 4 GiB: "
+                "make block_tokens smaller"
+            )
         scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads)
         return self._spaces.setdefault((keyspace.root, rank), Space(scope, rank=rank, saver=self._saver))
 

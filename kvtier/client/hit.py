@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,12 +15,27 @@ from numpy.typing import NDArray
 from kvtier.block import PAGE
 from kvtier.client.scope import Chain, Scope
 from kvtier.codecs.view import KVView
-from kvtier.errors import ClosedError, SessionError
+from kvtier.errors import ClosedError
 from kvtier.hierarchy.answers import Matched
 from kvtier.tiers.base import TierNumber
 
 CHECKSUM_WORD = slice(32, 40)
 """Where a header has the checksum of the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedArena:
+    """What a hit reads: the arena as it was mapped when it was matched.
+
+    Attributes:
+        epoch: of the session.
+        memory: u8, read-only.
+        generations: u32 for each page, live.
+    """
+
+    epoch: int
+    memory: NDArray[np.uint8]
+    generations: NDArray[np.uint32]
 
 
 class Hit:
@@ -30,8 +46,8 @@ class Hit:
         staging: further tokens that are on their way into the arena.
     """
 
-    def __init__(self, scope: Scope, chain: Chain, matched: Matched, epoch: int) -> None:
-        self._scope, self._chain, self._matched, self._epoch = scope, chain, matched, epoch
+    def __init__(self, scope: Scope, chain: Chain, matched: Matched, arena: MappedArena) -> None:
+        self._scope, self._chain, self._matched, self._arena = scope, chain, matched, arena
         self._slots = matched.slots
         self._closed = False
         self._seconds = 0.0
@@ -71,7 +87,7 @@ class Hit:
         """Give the lease back; idempotent."""
         if not self._closed:
             self._closed = True
-            if self._matched.lease and self._epoch == self._scope.session.epoch:
+            if self._matched.lease and self._arena.epoch == self._scope.session.epoch:
                 self._scope.session.release(self._matched.lease, self._seconds)
 
     def load(self, kv: Any, *, layers: range | None = None, verify: bool = False) -> int:
@@ -99,23 +115,19 @@ class Hit:
         view.require_writable()
         wanted = range(spec.layers) if layers is None else layers
         self._loaded[wanted.start : wanted.stop] = 0
-        try:
-            good = self._copy(view, wanted, verify=verify)
-        except SessionError as exc:
-            self._scope.counters[f"load_{type(exc).__name__}"] += 1
-            good = 0
+        good = self._copy(view, wanted, verify=verify)
         self._loaded[wanted.start : wanted.stop] = good * spec.block_tokens
         self._seconds += time.perf_counter() - began
         return good * spec.block_tokens
 
     def _copy(self, view: KVView, layers: range, *, verify: bool) -> int:
         """Decode what is genuine; how many blocks were ours until the end."""
-        scope, session = self._scope, self._scope.session
+        scope, memory = self._scope, self._arena.memory
         count = min(len(self._slots), view.tokens // scope.keyspace.spec.block_tokens)
-        if self._epoch != session.epoch:
-            count = 0
         offsets = self._slots["offset"][:count].astype(np.int64)
-        memory = session.readable()
+        # Between two lives of the host the arena may be smaller than the one that the slots are of.
+        if self._arena.epoch != scope.session.epoch or (offsets + self._slots["nbytes"][:count] > memory.nbytes).any():
+            offsets = offsets[:0]
         good = self._genuine(memory, offsets, verify=verify)
         self._decode(view, memory, offsets[:good] + scope.headers.nbytes, layers)
         return self._still_own(offsets[:good])
@@ -155,8 +167,7 @@ class Hit:
 
     def _still_own(self, offsets: NDArray[np.int64]) -> int:
         """How many of the first slots were ours all the time: their generation has not moved on."""
-        session = self._scope.session
-        if self._epoch != session.epoch:
+        if self._arena.epoch != self._scope.session.epoch:
             return 0
-        same = session.generations()[offsets // PAGE] == self._slots["generation"][: len(offsets)]
+        same = self._arena.generations[offsets // PAGE] == self._slots["generation"][: len(offsets)]
         return len(offsets) if same.all() else int(np.argmin(same))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvtier.block import address
-from kvtier.client.hit import Hit
+from kvtier.client.hit import Hit, MappedArena
 from kvtier.client.save import Saved, SaveJob, Saver
 from kvtier.client.scope import Chain, Scope
 from kvtier.codecs.view import KVView
@@ -69,18 +69,20 @@ class Space:
         chain, wait = self.chain(token_ids, extra=extra), _seconds(wait)
         matched = Matched(0, np.empty(0, SLOT), 0, np.empty(0, np.uint8))
         epoch = self.session.epoch
+        arena = MappedArena(epoch, np.empty(0, np.uint8), np.empty(0, np.uint32))
         try:
             while chain.addresses:
                 found = self.session.match(chain.addresses, wait)
-                if self.session.epoch == epoch:
-                    matched = found
+                mapped = MappedArena(self.session.epoch, self.session.readable(), self.session.generations())
+                if mapped.epoch == epoch:
+                    matched, arena = found, mapped
                     break
                 # Attached anew meanwhile: this may be an answer of either life.
-                epoch = self.session.epoch
+                epoch = mapped.epoch
                 self.session.release(found.lease)
         except SessionError as exc:
             self._scope.counters[f"match_{type(exc).__name__}"] += 1
-        return Hit(self._scope, chain, matched, epoch)
+        return Hit(self._scope, chain, matched, arena)
 
     def save(
         self,

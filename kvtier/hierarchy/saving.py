@@ -39,7 +39,7 @@ def reserve(
             if key in state.ledger.writing or key in state.forgetting:
                 grants[i]["state"] = GrantState.BUSY
                 continue
-            reason = _refusal(state, size, budget, kept)
+            reason = _refusal(state, size, budget, kept, first=budget == limits.session_reserved)
             slot = None
             if not reason:
                 slot = grant_at_once(state, size, session, keep=kept, spared=ancestors)
@@ -109,10 +109,11 @@ def staging_nbytes(state: State, limits: Limits) -> int:
     return int(limits.staging_reserve * state.cpu.pool.capacity)
 
 
-def _refusal(state: State, size: int, budget: int, kept: int) -> str:
+def _refusal(state: State, size: int, budget: int, kept: int, *, first: bool) -> str:
+    """Why a block gets no slot; a session that holds none may have one of any size."""
     if slot_nbytes(size) > state.cpu.pool.capacity - kept:
         return "too_large"
-    if slot_nbytes(size) > budget:
+    if slot_nbytes(size) > budget and not first:
         return "quota"
     return ""
 

@@ -352,3 +352,43 @@ def test_kv_that_cannot_be_saved_costs_the_save_only(cache, monkeypatch):
     result = prefill(model, PROMPT, space)
     assert result.saved.result().refused == "kv_mismatch"
     assert torch.equal(result.logits, computed(model, PROMPT)[0])
+
+
+def test_a_generation_config_that_bypasses_the_cache_is_refused(cache):
+    for name, value in (("use_cache", False), ("prompt_lookup_num_tokens", 5), ("cache_implementation", "static")):
+        model = make()
+        setattr(model.generation_config, name, value)
+        with pytest.raises(UsageError, match=name):
+            generate(model, PROMPT, space_of(cache, model), **GREEDY)
+
+
+def test_a_cache_that_holds_more_than_the_sequence_is_not_saved(cache):
+    model = make()
+    space = space_of(cache, model)
+    prefix = prefill(model, PROMPT, space, save=False)
+    again = torch.cat([PROMPT, PROMPT], dim=1)
+    from kvtier.connectors.transformers.prefix import load_prefix
+
+    loaded = load_prefix(model, PROMPT, space, wait=0.0)
+    loaded.cache.layers[:] = prefix.cache.layers
+    assert loaded.save(again[0]).result().refused == "kv_mismatch"
+    assert cache.counters["save_kv_mismatch"] == 1
+
+
+def test_another_adapter_in_use_needs_another_space(cache):
+    model = make()
+    model.peft_config = {"a": {"r": 4}, "b": {"r": 8}}
+    model.active_adapters = lambda: ["a"]
+    space = space_of(cache, model, adapter="a", adapter_digest="1")
+    prefill(model, PROMPT, space)
+    model.active_adapters = lambda: ["b"]
+    with pytest.raises(UsageError, match="space_for"):
+        prefill(model, PROMPT, space)
+    with pytest.raises(ConfigError, match="no adapter"):
+        space_of(cache, make(), adapter="a", adapter_digest="1")
+
+
+def test_frequencies_that_are_not_those_of_the_configuration_have_another_keyspace(cache):
+    model, other = make(), make()
+    other.model.rotary_emb.inv_freq *= 0.25
+    assert space_of(cache, model).keyspace.root != space_of(cache, other).keyspace.root

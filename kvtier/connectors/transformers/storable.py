@@ -99,8 +99,10 @@ def space_for(
         ConfigError: an adapter is loaded that `adapter` does not name.
     """
     spec = spec_for(model, block_tokens=block_tokens)
-    if _has_adapter(model) and not parts.get("adapter"):
+    if _has_adapter(model) and not (parts.get("adapter") and parts.get("adapter_digest")):
         raise ConfigError("the model has an adapter loaded, which changes its KV: pass adapter= and adapter_digest=")
+    if parts.get("adapter") and not _has_adapter(model):
+        raise ConfigError(f"the model has no adapter loaded, and adapter= names {parts['adapter']!r}; leave it out")
     overrides = {**(parts.pop("overrides", None) or {}), **identity(model)}
     return cache.keyspace(spec, model=model_name, revision=revision, plan=plan, overrides=overrides, **parts)
 
@@ -109,6 +111,9 @@ def identity(model: Any) -> dict[str, str]:
     """What of a model changes its KV, besides shape, weights and adapter; all of it is in its keyspace."""
     kind = type(model)
     parts = {"config": config_digest(model.config), "class": f"{kind.__module__}.{kind.__qualname__}"}
+    parts["rope"] = _rope_digest(model)
+    if _has_adapter(model):
+        parts["adapter"] = _adapter_digest(model)
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
     if attention not in EXACT_ATTENTION:
         parts["attention"] = str(attention)
@@ -135,16 +140,19 @@ def require(model: Any, space: Space) -> None:
     if spec != keyspace.spec:
         raise KVMismatch(f"the model's KV is {spec}; the space was made for {keyspace.spec}")
     named = {name: value for name, value in keyspace.overrides.items() if name.startswith(PREFIX)}
-    if named != identity(model):
+    now = identity(model)
+    if named != now:
+        other = sorted(
+            name.removeprefix(PREFIX) for name in named.keys() | now.keys() if named.get(name) != now.get(name)
+        )
         raise UsageError(
-            "the space was not made for this model with this configuration; make one with space_for(cache, model, ...)"
+            f"the space was not made for this model as it is now ({', '.join(other)}: not the same); make one with "
+            "space_for(cache, model, ...)"
         )
     if torch.is_autocast_enabled(model.device.type):
         raise UsageError("autocast is on, which changes the KV; load the model in the dtype that it should run in")
     if getattr(model, "training", False):
         raise UsageError("the model is in training mode, where dropout may change its KV; call model.eval()")
-    if _has_adapter(model) and not keyspace.adapter:
-        raise UsageError("the model has an adapter loaded; make the space with adapter= and adapter_digest=")
 
 
 def _refuse_stateful(model: Any, config: Any, spec: KVSpec) -> None:
@@ -167,6 +175,24 @@ def _refuse_shifting_rope(config: Any) -> None:
                 f"the model's RoPE is {kind!r}: its frequencies change with the length of the sequence, so the K of a "
                 "prefix differs from prompt to prompt; set another rope_type"
             )
+
+
+def _rope_digest(model: Any) -> str:
+    """SHA-256 of the frequencies that the model really uses, which need not be those of its configuration."""
+    digest = hashlib.sha256()
+    for name, buffer in model.named_buffers():
+        if "inv_freq" in name:
+            digest.update(name.encode() + buffer.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _adapter_digest(model: Any) -> str:
+    """SHA-256 of which adapters are active and how they are configured; their weights are the caller's to name."""
+    active = getattr(model, "active_adapters", None)
+    active = active() if callable(active) else active
+    known = getattr(model, "peft_config", None) or {}
+    configs = {str(name): one.to_dict() if hasattr(one, "to_dict") else one for name, one in known.items()}
+    return hashlib.sha256(json.dumps([active, configs], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _has_adapter(model: Any) -> bool:

@@ -13,6 +13,8 @@ from kvtier.rpc.kvtier_pb2 import ClientNote
 PATIENCE = 0.25
 """Seconds that a call waits for notes sent before it; they come on another stream of the same connection."""
 GIVEN_UP_AT_MOST = 1024
+REPORTS = frozenset(("bad_header", "bad_checksum"))
+"""What clients report of blocks; anything else is counted under one name, which no client chooses."""
 
 
 class Guest:
@@ -45,7 +47,8 @@ class Guest:
             case "abort":
                 self._abort(note.abort.call)
             case "condemn":
-                self._hierarchy.condemn(unpack_keys(note.condemn.keys), note.condemn.why)
+                why = note.condemn.why if note.condemn.why in REPORTS else "client_report"
+                self._hierarchy.condemn(unpack_keys(note.condemn.keys), why)
             case other:
                 raise ProtocolMismatch(f"a session that has begun cannot say {other}")
         self._heard += 1

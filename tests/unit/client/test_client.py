@@ -227,15 +227,20 @@ class TestProof:
     def test_a_host_that_is_gone_during_a_load_is_a_miss(self, space, cache, monkeypatch):
         stored(space, range(8))
 
-        def gone():
+        def gone(*_):
             raise SessionUnavailable("gone")
 
         with space.match(range(8)) as hit:
-            for call in ("readable", "generations"):
-                monkeypatch.setattr(cache.session, call, gone)
+            monkeypatch.setattr(cache.session, "epoch", cache.session.epoch + 1)
+            assert hit.load(kv_of(8)) == 0
+            monkeypatch.undo()
+            assert hit.load(kv_of(8)) == 8
+        for call in ("readable", "generations"):
+            monkeypatch.setattr(cache.session, call, gone)
+            with space.match(range(8)) as hit:
                 assert hit.load(kv_of(8)) == 0
-                monkeypatch.undo()
-        assert cache.counters == {"load_SessionUnavailable": 2}
+            monkeypatch.undo()
+        assert cache.counters == {"match_SessionUnavailable": 2}
 
 
 class TestSave:
@@ -306,11 +311,11 @@ class TestSave:
             assert space.save(range(40), kv_of(40)).result(10.0) == Saved(10, 0)
             assert cache.counters == {}
 
-    def test_a_quota_smaller_than_a_block_is(self):
+    def test_a_quota_smaller_than_a_block_lets_one_block_through_at_a_time(self):
         limits = Limits(session_leased=1 << 30, session_reserved=100)
         with Host(limits=limits) as host, Cache(host.session()) as cache:
             space = cache.keyspace(SPEC, model="m", revision="1")
-            assert space.save(range(8), kv_of(8)).result(10.0) == Saved(0, 0, "quota")
+            assert space.save(range(8), kv_of(8)).result(10.0) == Saved(2, 0, "")
 
     def test_it_stops_at_the_first_refusal(self, monkeypatch):
         """What follows could not be reached."""
@@ -507,3 +512,59 @@ def test_any_wait_that_is_a_number_is_waited_for(space):
     for wait in (float("nan"), "soon"):
         with pytest.raises(UsageError, match="wait"):
             space.match(list(range(8)), wait=wait)
+
+
+def test_a_save_reads_what_it_was_given_whatever_becomes_of_the_list(space, monkeypatch):
+    begin, real = threading.Event(), saving._save
+    monkeypatch.setattr(saving, "_save", lambda job: (begin.wait(10), real(job))[1])
+    want = kv_of(8)
+    kv = [[part.copy() for part in layer] for layer in want]
+    done = space.save(list(range(8)), kv)
+    for layer in kv:
+        layer[:] = [np.full((9, 2, 8), 7.0, np.float32), np.full((9, 2, 8), 7.0, np.float32)]
+    junk = [np.full((8, 2, 8), 9.0, np.float32) for _ in range(64)]
+    begin.set()
+    assert done.result(10).blocks == 2
+    out = np.zeros_like(want)
+    with space.match(list(range(8))) as hit:
+        assert hit.load(out, verify=True) == 8
+    assert np.array_equal(out, want), len(junk)
+
+
+def test_a_chain_of_another_space_is_refused(cache, space):
+    other = cache.keyspace(SPEC, model="other", revision="1")
+    chain = space.chain(list(range(8)))
+    for call in (other.match, other.inspect, lambda one: other.save(one, kv_of(8))):
+        with pytest.raises(UsageError, match="another keyspace"):
+            call(chain)
+
+
+def test_a_prefetch_whose_host_dies_brings_nothing_and_is_counted(cache, space, monkeypatch):
+    lost: Future[int] = Future()
+    monkeypatch.setattr(space.session, "prefetch", lambda *_: lost)
+    asked = space.prefetch(list(range(8)))
+    lost.set_exception(SessionUnavailable("gone"))
+    assert asked.result(5) == 0
+    assert cache.counters["call_SessionUnavailable"] == 1
+
+
+def test_a_block_that_no_slot_can_describe_is_refused_at_once(cache):
+    with pytest.raises(ConfigError, match="block_tokens"):
+        cache.keyspace(KVSpec(64, 64, 128, "float32", block_tokens=4096), model="m", revision="1")
+
+
+def test_a_block_larger_than_half_the_arena_can_be_stored(cache):
+    wide = cache.keyspace(KVSpec(3, 2, 8, "float32", block_tokens=7000), model="wide", revision="1")
+    tokens = list(range(7000))
+    assert space_blocks(wide, tokens) == 1
+
+
+def space_blocks(space, tokens) -> int:
+    return space.save(tokens, kv_of(len(tokens))).result(30).blocks
+
+
+def test_a_hit_on_an_arena_that_became_smaller_loads_nothing(space):
+    stored(space, list(range(8)))
+    with space.match(list(range(8))) as hit:
+        hit._arena = type(hit._arena)(hit._arena.epoch, hit._arena.memory[:PAGE], hit._arena.generations[:1])
+        assert hit.load(kv_of(8)) == 0
