@@ -142,9 +142,7 @@ def require(model: Any, space: Space) -> None:
     named = {name: value for name, value in keyspace.overrides.items() if name.startswith(PREFIX)}
     now = identity(model)
     if named != now:
-        other = sorted(
-            name.removeprefix(PREFIX) for name in named.keys() | now.keys() if named.get(name) != now.get(name)
-        )
+        other = sorted({name.removeprefix(PREFIX) for name, _ in named.items() ^ now.items()})
         raise UsageError(
             f"the space was not made for this model as it is now ({', '.join(other)}: not the same); make one with "
             "space_for(cache, model, ...)"
@@ -189,7 +187,10 @@ def _rope_digest(model: Any) -> str:
 def _adapter_digest(model: Any) -> str:
     """SHA-256 of which adapters are active and how they are configured; their weights are the caller's to name."""
     active = getattr(model, "active_adapters", None)
-    active = active() if callable(active) else active
+    try:
+        active = active() if callable(active) else active
+    except ValueError:  # transformers' word for none
+        active = None
     known = getattr(model, "peft_config", None) or {}
     configs = {str(name): one.to_dict() if hasattr(one, "to_dict") else one for name, one in known.items()}
     return hashlib.sha256(json.dumps([active, configs], sort_keys=True, default=str).encode()).hexdigest()
