@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from redis.exceptions import RedisError
+
 from kvtier.config import Config, Size
 from kvtier.errors import ConfigError
+from kvtier.index.connect import RedisAddress
 from kvtier.memory.pinning import cuda_present
 from kvtier_services import redis_server
 from kvtier_services.cluster import look
@@ -120,7 +123,9 @@ def _nvme(settings: Settings) -> Iterator[Check]:
         yield Check("ok", "nvme", "off")
         return
     place = _existing(folder)
-    taken = sum(file.stat().st_blocks * 512 for file in folder.glob("*")) if folder.is_dir() else 0
+    taken = 0
+    with suppress(OSError):
+        taken = sum(file.stat().st_blocks * 512 for file in folder.glob("*"))
     free = shutil.disk_usage(place).free + taken
     fix = f"set nvme.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, or nvme.path to a larger disk"
     found = f"{folder} has {_written(free)} for {need}"
@@ -191,8 +196,15 @@ def _gpu(settings: Settings) -> Check:
 
 
 def _redis(config: Config) -> Check:
+    if config.index.url == "local":
+        return Check("ok", "redis", "none: index.url is local")
     if config.index.url != "embedded":
-        return Check("ok", "redis", f"index.url is {config.index.url}")
+        address = RedisAddress(config.index.url, config.index.password_file)
+        try:
+            address.client(2.0).ping()
+        except (RedisError, OSError, ConfigError) as exc:
+            return Check("fail", "redis", f"{config.index.url} does not answer: {exc}", "start it, or set index.url")
+        return Check("ok", "redis", f"{config.index.url} answers")
     try:
         return Check("ok", "redis", str(redis_server.find_binary()))
     except ConfigError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from kvtier_services.settings import Settings
 
 CONTROLLER = "controller"
 LIVES = {"num_cpus": 0, "lifetime": "detached", "max_restarts": -1, "max_task_retries": 0}
+KNOCK = 5.0
+"""Seconds within which a Ray head must take a connection."""
 TIER_CALLS = 8
 """Calls that a tier's process works on at a time."""
 BRAIN_CALLS = 32
@@ -36,6 +39,7 @@ def connected(address: str, namespace: str) -> Iterator[None]:
     Raises:
         ConfigError: it does not answer, or does not let this process in.
     """
+    _knock(address)
     try:
         ray.init(
             address,
@@ -53,6 +57,18 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Ray itself tries for minutes, and says so in its own words."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), KNOCK):
+            pass
+    except (OSError, ValueError) as exc:
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({exc}); set ray.address to the host:port of its head"
+        ) from exc
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ def down(config: Config, *, flush_seconds: float = FLUSH_SECONDS, say: Say = lam
         ConfigError: another `up` or `down` is at work, or the state file cannot be read.
     """
     settings = Settings(config)
-    if not settings.run_dir.is_dir():
+    if state.read(settings.state_file) is None:
         return Ended(ran=False)
     with at_work(settings):
         running = state.read(settings.state_file)

@@ -62,8 +62,10 @@ def read(path: Path) -> Running | None:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Running)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as exc:
+        raise ConfigError(f"{path.parent} cannot be read: {exc.strerror}; set run_dir to a folder of yours") from exc
     except (OSError, msgspec.MsgspecError) as exc:
         raise ConfigError(
             f"{path} cannot be read ({exc}): look for processes with KVTIER_RUN in their environment, then remove it"

@@ -79,6 +79,9 @@ def host_notes(host: dict[str, Any]) -> list[str]:
     hands = host.get("hands", [])
     notes = [f"{hand['label']}: {hand['fault']}" for hand in hands if hand["fault"]]
     notes += [f"{hand['label']}: {note}" for hand in hands for note in hand["notes"]]
+    index = (host.get("hierarchy") or {}).get("index") or {}
+    if index and not index["ok"]:
+        notes.append(f"index: {index['reason']}; only this host's own blocks are found until it answers")
     metrics = host.get("metrics") or {}
     return [note for note in (*notes, metrics.get("fault"), host.get("pinning")) if note]
 

@@ -52,6 +52,7 @@ def _parts(measured: Measured) -> Iterator[RenderableType]:
         yield Text.assemble((question, "bold"), "\n  ", asked["text"])
     yield Text("(A model of 135 million parameters: quick on any machine, and not always right.)", style="dim")
     yield ""
+    yield Text("kvtier's status just before it was stopped", style="bold")
     yield measured["view"]
     yield ""
     yield Text("How to go on", style="bold")
@@ -75,7 +76,11 @@ def _times(measured: Measured) -> Table:
     timed = b["questions"][1:] or b["questions"]
     without = median_seconds(timed)
     raw = b["stored"]["raw"]
-    table = Table(title=f"Time to first token: engine B, median of {len(timed)} questions over one document")
+    table = Table(
+        title=f"Time to first token: engine B, median of {len(timed)} questions over one document",
+        caption="Each question has its own speedup; their median is shown, as the median time is.",
+        box=None,
+    )
     for column in ("KV from", "time", "speedup", "loaded", "computed", "bytes/token", "tokens"):
         table.add_column(column, justify="left" if column == "KV from" else "right")
     computed = timed[-1]["without"]["computed"]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -92,7 +91,7 @@ def _tiers(tiers: Iterable[Snapshot], hands: Mapping[str, Snapshot], hierarchy: 
             tier["label"],
             size(tier["used"]),
             size(tier["capacity"]),
-            ProgressBar(total=max(1, tier["capacity"]), completed=tier["used"], width=24),
+            _bar(tier["used"] / max(1, tier["capacity"])),
             f"{tier['blocks']:,}",
             f"{hierarchy['hits'].get(tier['tier'], 0):,}",
             f"pid {hand['pid']}" if hand and hand["pid"] else "",
@@ -101,10 +100,17 @@ def _tiers(tiers: Iterable[Snapshot], hands: Mapping[str, Snapshot], hierarchy: 
     return table
 
 
+def _bar(share: float, width: int = 16) -> Text:
+    """A bar that is read right without colours too."""
+    filled = min(width, round(share * width))
+    return Text("█" * filled + "·" * (width - filled))
+
+
 def _traffic(status: Snapshot) -> Text:
     asked = sum(status["hits"].values()) + sum(status["misses"].values())
-    line = Text(f"hit ratio {status['hit_ratio']:.1%} of {asked:,} blocks asked for, {status['stored']:,} stored")
-    line.append(f"; {status['sessions']} sessions, {status['leases']} leases, {status['reservations']} reservations")
+    ratio = f"{status['hit_ratio']:.1%}" if asked else "-"
+    line = Text(f"hit ratio {ratio} of {asked:,} blocks asked for, {status['stored']:,} stored")
+    line.append(f"\n{status['sessions']} sessions, {status['leases']} leases, {status['reservations']} reservations")
     for title, counts in (("moves", status["moves"]), ("refused", status["refused"]), ("faults", status["faults"])):
         if counts:
             line.append(f"\n{title} " + ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
