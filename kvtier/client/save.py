@@ -63,6 +63,14 @@ class SaveJob:
         return "" if sound else "unverified"
 
 
+def refuse(scope: Scope, why: str) -> Future[Saved]:
+    """A save that is refused before it began, counted."""
+    scope.counters[f"save_{why}"] += 1
+    future: Future[Saved] = Future()
+    future.set_result(Saved(0, 0, why))
+    return future
+
+
 class Saver:
     """Runs saves one after the other on a thread of its own."""
 
@@ -82,10 +90,7 @@ class Saver:
         if not refused and not self._room.acquire(blocking=False):
             refused = "client_busy"
         if refused:
-            job.scope.counters[f"save_{refused}"] += 1
-            future: Future[Saved] = Future()
-            future.set_result(Saved(0, 0, refused))
-            return future
+            return refuse(job.scope, refused)
         try:
             future = self._thread.submit(_save, job)
         except RuntimeError as exc:

@@ -11,16 +11,15 @@ import numpy as np
 
 from kvtier.block import address
 from kvtier.client.hit import Hit, MappedArena
-from kvtier.client.save import Saved, SaveJob, Saver
+from kvtier.client.save import Saved, SaveJob, Saver, refuse
 from kvtier.client.scope import Chain, Scope
 from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, SessionError, UsageError
 from kvtier.hierarchy.answers import SLOT, Matched
+from kvtier.rpc.protocol import LONGEST_WAIT
 from kvtier.tiers.base import TierNumber
 
 T = TypeVar("T")
-LONGEST_WAIT = 600.0
-"""Seconds; the host waits no longer either."""
 
 
 class Space:
@@ -118,8 +117,7 @@ class Space:
 
     def refused(self, why: str) -> Future[Saved]:
         """A save that was refused before it began, counted."""
-        self._scope.counters[f"save_{why}"] += 1
-        return _done(Saved(0, 0, why))
+        return refuse(self._scope, why)
 
     def prefetch(self, token_ids: Any, *, tier: str = "cpu", extra: Sequence[bytes] | None = None) -> Future[int]:
         """Bring a sequence's blocks up to a tier ("cpu" or "gpu") in the background.

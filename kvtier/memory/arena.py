@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from kvtier.block import PAGE, slot_nbytes
 from kvtier.errors import ConfigError, SessionUnavailable
-from kvtier.memory.lock import FileLock
+from kvtier.memory.lock import FileLock, own
 
 _HEAD = struct.Struct("<8sQQ")
 _MAGIC = b"KVARENA1"
-LOCK_PATIENCE = 5.0
-"""Seconds that a new owner waits for a dying one."""
 CLIENTS = "clients"
 
 
@@ -101,15 +99,7 @@ class Arena:
             # Who may read the files may enter, whatever the umask; that files belong to the folder's group stays so.
             inherits = made.stat().st_mode & stat.S_ISGID
             made.chmod(mode | (mode & 0o444) >> 2 | 0o700 | inherits)
-        lock = FileLock(folder / "lock", mode=mode)
-        if not lock.acquire(LOCK_PATIENCE):
-            holder = lock.read()
-            lock.close()
-            raise ConfigError(
-                f"the arena in {folder} belongs to a running process ({holder or 'pid unknown'}); stop it with "
-                "`kvtier down`, or set arena_dir to another folder"
-            )
-        lock.note(f"pid {os.getpid()}")
+        lock = own(folder, "arena", "arena_dir", mode=mode)
         try:
             known = _read_head(folder)
             fresh = known is None or known[0] != size

@@ -7,6 +7,11 @@ import os
 import time
 from pathlib import Path
 
+from kvtier.errors import ConfigError
+
+PATIENCE = 5.0
+"""Seconds that a new owner of a folder waits for a dying one."""
+
 
 class FileLock:
     """An exclusive `flock` on a file; the kernel drops it when the process ends, however it ends.
@@ -66,6 +71,30 @@ class FileLock:
             return os.path.samestat(os.fstat(fd), os.stat(self.path))
         except FileNotFoundError:
             return False
+
+
+def own(folder: Path, what: str, field: str, *, mode: int = 0o600) -> FileLock:
+    """Lock a folder for life, and say in the lock's file who has it.
+
+    Args:
+        folder: has the lock's file.
+        what: is in it, for the message.
+        field: of the configuration that names the folder.
+        mode: of the lock's file.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    lock = FileLock(folder / "lock", mode=mode)
+    if not lock.acquire(PATIENCE):
+        holder = lock.read()
+        lock.close()
+        raise ConfigError(
+            f"the {what} in {folder} belongs to a running process ({holder or 'pid unknown'}); stop it with "
+            f"`kvtier down`, or set {field} to another folder"
+        )
+    lock.note(f"pid {os.getpid()}")
+    return lock
 
 
 def is_free(path: Path) -> bool:

@@ -12,6 +12,9 @@ PROTOCOL = 1
 MAX_MESSAGE = 16 << 20
 """Bytes of one message: a match of 400,000 keys."""
 
+LONGEST_WAIT = 600.0
+"""Seconds that a call may be told to wait."""
+
 SESSIONS = range(1, 1 << 32)
 """Numbers that a client may choose for a session; the arena's `writers` table has a u32 for each page, 0 for none."""
 

@@ -113,7 +113,7 @@ def test_killed_under_load_nothing_is_wrong_or_lost(tmp_path: Path):
 
 
 def test_the_second_process_on_a_folder_is_refused_with_the_firsts_pid(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("kvtier.tiers.nvme.recovery.LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr("kvtier.memory.lock.PATIENCE", 0.2)
     code = (
         "import sys, pathlib; from kvtier.memory.arena import Arena; from kvtier.tiers.nvme import NvmeTier;"
         "tier = NvmeTier(pathlib.Path(sys.argv[1]), 1 << 20, Arena.private(4096)); print('open', flush=True);"

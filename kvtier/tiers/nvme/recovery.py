@@ -11,14 +11,12 @@ from pathlib import Path
 
 from kvtier.block import PAGE, slot_nbytes, verify_payload
 from kvtier.errors import ConfigError, CorruptPayload
-from kvtier.memory.lock import FileLock
+from kvtier.memory.lock import FileLock, own
 from kvtier.tiers.nvme.io import Disk, RegionFile, pages
 from kvtier.tiers.nvme.log import Life, RegionLog
 from kvtier.tiers.nvme.regions import STORE_ID_NBYTES, Frame, Geometry, Superblock, checksum
 
 FILE = "regions"
-LOCK_PATIENCE = 5.0
-"""Seconds that a new owner waits for a dying one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +70,7 @@ def open_store(folder: Path, geometry: Geometry, disk: Disk, *, direct: bool, th
 
 def _locked(folder: Path) -> FileLock:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = FileLock(folder / "lock")
-    if not lock.acquire(LOCK_PATIENCE):
-        holder = lock.read()
-        lock.close()
-        raise ConfigError(
-            f"the NVMe tier in {folder} belongs to a running process ({holder or 'pid unknown'}); stop it with "
-            "`kvtier down`, or set nvme.path to another folder"
-        )
-    lock.note(f"pid {os.getpid()}")
-    return lock
+    return own(folder, "NVMe tier", "nvme.path")
 
 
 def _existing(path: Path, geometry: Geometry, disk: Disk, notes: list[str]) -> Superblock | None:

@@ -21,7 +21,7 @@ from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.channel import status_of
 from kvtier.rpc.conversions import unpack_keys, unpack_numbers
 from kvtier.rpc.kvtier_pb2_grpc import DoorServicer
-from kvtier.rpc.protocol import PROTOCOL, SESSIONS, client_lock
+from kvtier.rpc.protocol import LONGEST_WAIT, PROTOCOL, SESSIONS, client_lock
 from kvtier.tiers.base import TierNumber
 from kvtier_services.gateway.guests import Guest
 
@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 
 HANDSHAKE = 10.0
 """Seconds that a client may take to begin its session."""
-LONGEST_WAIT = 600.0
 T = TypeVar("T")
 
 

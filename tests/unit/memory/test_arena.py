@@ -13,7 +13,6 @@ import pytest
 
 from kvtier.block import PAGE
 from kvtier.errors import ConfigError, SessionUnavailable
-from kvtier.memory import arena as module
 from kvtier.memory.arena import Arena
 from kvtier.memory.lock import FileLock, is_free
 from kvtier.tiers.cpu import CpuTier
@@ -23,7 +22,7 @@ SIZE = 1 << 20
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(module, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr("kvtier.memory.lock.PATIENCE", 0.0)
 
 
 @pytest.fixture
