@@ -67,7 +67,7 @@ class Cache:
             spec: shape of the KV.
             model: model name.
             revision: weights revision; other weights must have another one.
-            plan: precision plan, by name ("raw", "int8") or canonical text.
+            plan: precision plan, by name ("raw", "int8", "int4", "int3", "fp8", "k8v4", "layered") or text: see `kvtier.codecs.plan`.
             rank: this engine's tensor-parallel rank.
             overrides: whatever else changes the KV: RoPE scaling, config overrides.
             **parts: the other fields of `Keyspace`: `tenant`, `layout`, `kv_scales`, `tp_size`, `adapter`,
@@ -78,10 +78,10 @@ class Cache:
         """
         if not revision:
             raise ConfigError("revision is empty; name the weights' revision, so that other weights never answer")
-        keyspace = Keyspace(spec, model, revision, canonical_plan(plan), overrides=overrides or {}, **parts)
+        keyspace = Keyspace(spec, model, revision, canonical_plan(plan, spec), overrides=overrides or {}, **parts)
         if not 0 <= rank < keyspace.tp_size:
             raise ConfigError(f"rank {rank} is not one of the {keyspace.tp_size} tensor-parallel ranks (tp_size)")
-        codec = codec_for(keyspace.plan)
+        codec = codec_for(keyspace.plan, spec)
         headers = Headers(keyspace, codec, rank)
         if headers.payload_nbytes(0) >= LARGEST_PAYLOAD:
             raise ConfigError(

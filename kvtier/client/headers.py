@@ -29,7 +29,7 @@ class Headers:
 
     def body_nbytes(self, position: int) -> int:
         """Body bytes of the block at this position."""
-        return self._codec.nbytes(self._keyspace.spec, position)
+        return self._codec.nbytes(position)
 
     def payload_nbytes(self, position: int) -> int:
         """Header and body bytes of the block at this position."""

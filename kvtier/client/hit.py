@@ -155,14 +155,15 @@ class Hit:
     def _decode(self, view: KVView, memory: NDArray[np.uint8], bodies: NDArray[np.int64], layers: range) -> None:
         scope = self._scope
         spec = scope.keyspace.spec
-        tokens = np.arange(len(bodies), dtype=np.int64) * spec.block_tokens
+        positions = np.arange(len(bodies), dtype=np.int64)
+        tokens = positions * spec.block_tokens
         parts = min(scope.threads, len(bodies))
         if parts < 2:
-            scope.codec.decode(spec, memory, bodies, view, tokens, layers)
+            scope.codec.decode(memory, bodies, positions, view, tokens, layers)
             return
         with ThreadPoolExecutor(parts) as threads:
-            cuts = zip(np.array_split(bodies, parts), np.array_split(tokens, parts), strict=True)
-            for done in [threads.submit(scope.codec.decode, spec, memory, b, view, t, layers) for b, t in cuts]:
+            cuts = zip(*(np.array_split(each, parts) for each in (bodies, positions, tokens)), strict=True)
+            for done in [threads.submit(scope.codec.decode, memory, b, p, view, t, layers) for b, p, t in cuts]:
                 done.result()
 
     def _still_own(self, offsets: NDArray[np.int64]) -> int:

@@ -168,15 +168,16 @@ def _write(job: SaveJob, position: int, memory: NDArray[np.uint8], offset: int) 
     scope = job.scope
     spec, codec = scope.keyspace.spec, scope.codec
     body = offset + scope.headers.nbytes
-    layer = codec.layer_nbytes(spec, position)
-    step = max(1, PIECE_NBYTES // layer)
+    begins = codec.layers(position).tolist()
+    step = max(1, PIECE_NBYTES * spec.layers // begins[-1])
     bodies, tokens = np.array([body], np.int64), np.array([position * spec.block_tokens], np.int64)
+    positions = np.array([position], np.int64)
     hasher = xxhash.xxh3_64()
     for at in range(0, spec.layers, step):
         layers = range(at, min(at + step, spec.layers))
-        if not codec.encode(spec, job.view, tokens, memory, bodies, layers)[0]:
+        if not codec.encode(job.view, tokens, memory, bodies, positions, layers)[0]:
             return False
-        hasher.update(memory[body + layers.start * layer : body + layers.stop * layer].data)
+        hasher.update(memory[body + begins[layers.start] : body + begins[layers.stop]].data)
     key = job.chain.addresses[position][:32]
     header = scope.headers.make(key, position, hasher.intdigest())
     memory[offset:body] = np.frombuffer(header, np.uint8)

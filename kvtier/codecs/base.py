@@ -12,35 +12,38 @@ from kvtier.spec import KVSpec
 
 
 class Codec(Protocol):
-    """How the body of a block is encoded.
+    """How the bodies of one keyspace's blocks are encoded.
 
-    A body holds the layers one after the other, each in one contiguous range of `layer_nbytes`, so that a layer can be
-    loaded alone. Calls are batched over blocks and release the GIL; they allocate nothing that grows with the KV. A
-    body is written and read in place, at `offsets` of `memory` (a slot's offset plus the header).
+    A body holds the layers one after the other, each in one contiguous range, so that a layer can be loaded alone. Calls
+    are batched over blocks and release the GIL; they allocate nothing that grows with the KV. A body is written and read
+    in place, at `offsets` of `memory` (a slot's offset plus the header). A block's position is its place in its chain,
+    from 0: the first block of a sequence may be stored otherwise than the rest, which are all alike.
 
     Attributes:
         number: what block headers carry; never reused.
         plan: canonical text of the precision plan.
+        spec: of the blocks.
     """
 
     number: int
     plan: str
+    spec: KVSpec
 
-    def layer_nbytes(self, spec: KVSpec, position: int) -> int:
-        """Exact bytes of one layer of the block at this position of its chain."""
+    def layers(self, position: int) -> NDArray[np.int64]:
+        """Where each layer begins in the body of the block at this position, and where the last one ends; exact."""
         ...
 
-    def nbytes(self, spec: KVSpec, position: int) -> int:
-        """Exact bytes of the body of the block at this position of its chain."""
+    def nbytes(self, position: int) -> int:
+        """Exact bytes of the body of the block at this position."""
         ...
 
     def encode(
         self,
-        spec: KVSpec,
         kv: KVView,
         tokens: NDArray[np.int64],
         memory: NDArray[np.uint8],
         offsets: NDArray[np.int64],
+        positions: NDArray[np.int64],
         layers: range,
     ) -> NDArray[np.bool_]:
         """Encode blocks; block i begins at token `tokens[i]` of `kv`, its body at `offsets[i]` of `memory`.
@@ -53,9 +56,9 @@ class Codec(Protocol):
 
     def decode(
         self,
-        spec: KVSpec,
         memory: NDArray[np.uint8],
         offsets: NDArray[np.int64],
+        positions: NDArray[np.int64],
         kv: KVView,
         tokens: NDArray[np.int64],
         layers: range,

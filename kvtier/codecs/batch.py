@@ -8,10 +8,13 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from kvtier.codecs.layout import UNIT, Layout
 from kvtier.codecs.view import KVView
 from kvtier.errors import KVMismatch, UsageError
 from kvtier.spec import KVSpec
 
+DTYPES = {"bfloat16": 0, "float16": 1, "float32": 2}
+"""Numbers of the dtypes, for the kernels."""
 STREAMING_NBYTES = 4 << 20
 """Calls that write this much write past the cache: they would only push everything else out of it."""
 
@@ -20,26 +23,42 @@ def _ints(ndim: int) -> Any:
     return types.Array(types.int64, ndim, "C", readonly=True)
 
 
-SIGNATURE = (types.int64, _ints(1), _ints(2), _ints(3), _ints(1), _ints(1), types.int64, types.int64)
+SIGNATURE = (
+    types.UniTuple(types.int64, 4),
+    types.Tuple((_ints(1), _ints(1), _ints(1))),
+    types.Tuple((_ints(2), _ints(3), types.UniTuple(types.int64, 2))),
+    types.Tuple((_ints(3), _ints(3))),
+    types.UniTuple(types.int64, 7),
+)
 """What `arguments` returns, as numba types."""
+ROWS = 12
+"""Rows of float32 that a kernel works in."""
 
 
 def arguments(
     spec: KVSpec,
-    layer_nbytes: int,
+    layouts: tuple[Layout, Layout],
     kv: KVView,
-    tokens: NDArray[np.int64],
+    blocks: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     memory: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    *,
     layers: range,
-) -> tuple[Any, ...]:
+) -> tuple[tuple[Any, ...], NDArray[np.float32]]:
     """Check that every byte that the kernel will touch is inside `memory` and `kv`.
 
+    Args:
+        spec: of the blocks.
+        layouts: of the first block of a sequence, and of the others.
+        kv: what the caller has.
+        blocks: tokens, offsets and positions: see `Codec`.
+        memory: where the bodies are.
+        layers: which layers.
+
     Returns:
-        The kernel's arguments: address of `memory`, offsets, the view's addresses and strides, tokens, then
-        `[layer_nbytes, block_tokens, kv_heads, itemsize, head_dim of each part...]`, first layer and the one after the
-        last.
+        The kernel's arguments: (address of `memory`, its rows' address, first layer, the one after the last); (tokens,
+        offsets, positions); (addresses, strides, (address of the page table, tokens in a page)) of the
+        view; the layouts' tables; (block_tokens,
+        kv_heads, itemsize, number of the dtype, elements from one row to the next, head_dim of K and of V). And the
+        rows, which must live as long as the call.
 
     Raises:
         KVMismatch: the view is of another spec.
@@ -51,16 +70,35 @@ def arguments(
         raise UsageError("memory must be a contiguous array of uint8 with one dimension")
     if layers.step != 1 or not 0 <= layers.start <= layers.stop <= spec.layers:
         raise UsageError(f"the layers {layers} are not a range within the {spec.layers} layers of the spec")
-    tokens = np.ascontiguousarray(tokens, np.int64)
-    offsets = np.ascontiguousarray(offsets, np.int64)
-    if tokens.ndim != 1 or tokens.shape != offsets.shape:
-        raise UsageError(f"{tokens.shape} tokens and {offsets.shape} offsets: each block has one of each")
+    tokens, offsets, positions = (np.ascontiguousarray(each, np.int64) for each in blocks)
+    if tokens.ndim != 1 or tokens.shape != offsets.shape or tokens.shape != positions.shape:
+        raise UsageError(
+            f"{tokens.shape} tokens, {offsets.shape} offsets, {positions.shape} positions: each block has one of each"
+        )
     if tokens.size:
         _within("token", tokens, spec.block_tokens, kv.tokens, "kv")
-        _within("offset", offsets, layer_nbytes * spec.layers, memory.size, "memory")
-    shape = np.array([layer_nbytes, spec.block_tokens, spec.kv_heads, spec.itemsize, *spec.head_dims], np.int64)
+        for layout, which in zip(layouts, (positions == 0, positions != 0), strict=True):
+            if which.any():
+                _within("offset", offsets[which], layout.nbytes, memory.size, "memory")
+    longest = -(-spec.kv_heads * max(spec.head_dims) // UNIT) * UNIT + UNIT
+    rows = np.zeros((ROWS, longest), np.float32)
+    shape = (
+        spec.block_tokens,
+        spec.kv_heads,
+        spec.itemsize,
+        DTYPES[spec.dtype],
+        longest,
+        spec.head_dim,
+        spec.v_head_dim,
+    )
     address = memory.__array_interface__["data"][0]
-    return address, offsets, kv.addresses, kv.strides, tokens, shape, layers.start, layers.stop
+    return (
+        (address, rows.ctypes.data, layers.start, layers.stop),
+        (tokens, offsets, positions),
+        (kv.addresses, kv.strides, (kv.pages.ctypes.data, kv.page_tokens)),
+        (layouts[0].table, layouts[1].table),
+        shape,
+    ), rows
 
 
 def _within(what: str, starts: NDArray[np.int64], length: int, end: int, where: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 STREAMS = platform.machine() in ("x86_64", "AMD64")
@@ -22,8 +21,6 @@ WORD = ir.IntType(32)
 LONG = ir.IntType(64)
 LINE = 64
 """Bytes of a cache line."""
-SCRATCH = 4096
-"""Bytes of `scratch`."""
 
 
 def load_vector(builder: Any, address: Any, item: Any, lanes: int) -> Any:
@@ -103,18 +100,6 @@ def fence(typingctx: Any) -> Any:
     return types.void(), emit
 
 
-@intrinsic
-def scratch(typingctx: Any) -> Any:
-    """Address of `SCRATCH` bytes on the stack, the same within one call of the kernel."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        room = cgutils.alloca_once(builder, ir.ArrayType(BYTE, SCRATCH))
-        room.align = LINE
-        return builder.ptrtoint(room, LONG)
-
-    return types.int64(), emit
-
-
 def _scalar(item: Any, result: Any, *, loads: bool) -> Any:
     if loads:
 
@@ -122,7 +107,7 @@ def _scalar(item: Any, result: Any, *, loads: bool) -> Any:
         def load(typingctx: Any, address: Any) -> Any:
             def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 value = builder.load(builder.inttoptr(args[0], item.as_pointer()), align=1)
-                return builder.zext(value, LONG)
+                return value if item == LONG else builder.zext(value, LONG)
 
             return result(types.int64), emit
 
@@ -142,6 +127,7 @@ def _scalar(item: Any, result: Any, *, loads: bool) -> Any:
 
 load_u16 = _scalar(HALF, types.int64, loads=True)
 load_u32 = _scalar(WORD, types.int64, loads=True)
+load_i64 = _scalar(LONG, types.int64, loads=True)
 store_u8 = _scalar(BYTE, types.int64, loads=False)
 store_u16 = _scalar(HALF, types.int64, loads=False)
 store_u32 = _scalar(WORD, types.int64, loads=False)
@@ -165,3 +151,24 @@ def bits_of_float(typingctx: Any, value: Any) -> Any:
         return builder.zext(builder.bitcast(args[0], WORD), LONG)
 
     return types.int64(types.float32), emit
+
+
+@intrinsic
+def load_f32(typingctx: Any, address: Any) -> Any:
+    """The float32 at any address."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()), align=1)
+
+    return types.float32(types.int64), emit
+
+
+@intrinsic
+def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
+    """Store a float32 to any address."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.FloatType().as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), emit

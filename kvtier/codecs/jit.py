@@ -12,7 +12,27 @@ from typing import Any
 
 import numba
 
-SOURCES = ("jit.py", "batch.py", "intrinsics.py", "lanes.py", "raw_kernel.py", "int8_rows.py", "int8_kernel.py")
+SOURCES = (
+    "jit.py",
+    "batch.py",
+    "intrinsics.py",
+    "lanes.py",
+    "codebook.py",
+    "layout.py",
+    "units.py",
+    "sums.py",
+    "raw_kernel.py",
+    "fields.py",
+    "rows.py",
+    "halves.py",
+    "scales.py",
+    "packing.py",
+    "tokens.py",
+    "channels.py",
+    "row_scales.py",
+    "encode_kernel.py",
+    "decode_kernel.py",
+)
 """Files that the machine code depends on. numba looks at the time stamp of one file; here are the bytes of all."""
 
 

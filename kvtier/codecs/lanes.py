@@ -1,8 +1,7 @@
 """Conversions of several elements at once, as vector code that LLVM fits to any CPU.
 
 numba has no bfloat16 and refuses float16 arrays; here both are 16-bit integers, widened exactly and rounded to nearest
-even by integer arithmetic. Every conversion exists 64, 16 and 1 wide (for the rest of a row, and for strided rows): the
-same code, so the same bits.
+even by integer arithmetic. Narrowed to float16, what is out of range becomes the largest float16.
 """
 
 from __future__ import annotations
@@ -12,51 +11,55 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
-from kvtier.codecs.intrinsics import BYTE, HALF, LONG, WORD, load_vector, store_vector
+from kvtier.codecs.intrinsics import HALF, LONG, WORD
 
-WIDE, NARROW = 64, 16
 MAGIC = 12582912.0
 """1.5 * 2**23: adding it to a small float32 rounds to nearest even and leaves the integer in the low bits."""
 
 
-def _has_half_instructions() -> bool:
-    """Whether the CPU that numba compiles for rounds to float16 itself; otherwise LLVM would call a library."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return True
+def _cpu_features() -> set[str]:
+    """What the CPU that numba compiles for can do."""
     features = numba.config.CPU_FEATURES
     if features is None and numba.config.CPU_NAME is None:
         features = binding.get_host_cpu_features().flatten()
-    return "+f16c" in (features or "").split(",")
+    return set((features or "").split(","))
 
 
-HALF_INSTRUCTIONS = _has_half_instructions()
+FEATURES = _cpu_features()
+HALF_INSTRUCTIONS = platform.machine() in ("aarch64", "arm64") or "+f16c" in FEATURES
+"""Whether the CPU rounds to float16 itself; otherwise LLVM would call a library."""
 
 
-def _all(item: Any, value: Any, lanes: int) -> Any:
+def all_of(item: Any, value: Any, lanes: int) -> Any:
+    """A constant in every lane."""
     return ir.Constant(ir.VectorType(item, lanes), [value] * lanes)
 
 
-def _float(b: Any, bits: Any) -> Any:
+def as_float(b: Any, bits: Any) -> Any:
+    """Words as the float32 that they are the bits of."""
     return b.bitcast(bits, ir.VectorType(ir.FloatType(), bits.type.count))
 
 
-def _bits(b: Any, value: Any) -> Any:
+def as_bits(b: Any, value: Any) -> Any:
+    """The bits of float32."""
     return b.bitcast(value, ir.VectorType(WORD, value.type.count))
 
 
 def _widen_bf16(b: Any, stored: Any) -> Any:
     n = stored.type.count
-    return _float(b, b.shl(b.zext(stored, ir.VectorType(WORD, n)), _all(WORD, 16, n)))
+    return as_float(b, b.shl(b.zext(stored, ir.VectorType(WORD, n)), all_of(WORD, 16, n)))
 
 
 def _narrow_bf16(b: Any, value: Any) -> Any:
-    bits, n = _bits(b, value), value.type.count
-    odd = b.and_(b.lshr(bits, _all(WORD, 16, n)), _all(WORD, 1, n))
-    rounded = b.add(bits, b.add(odd, _all(WORD, 0x7FFF, n)))
+    bits, n = as_bits(b, value), value.type.count
+    odd = b.and_(b.lshr(bits, all_of(WORD, 16, n)), all_of(WORD, 1, n))
+    rounded = b.add(bits, b.add(odd, all_of(WORD, 0x7FFF, n)))
     halves = b.bitcast(rounded, ir.VectorType(HALF, 2 * n))
     upper = ir.Constant(ir.VectorType(WORD, n), list(range(1, 2 * n, 2)))
     return b.shuffle_vector(halves, ir.Constant(halves.type, ir.Undefined), upper)
@@ -67,129 +70,106 @@ def _widen_fp16(b: Any, stored: Any) -> Any:
     if HALF_INSTRUCTIONS:
         return b.fpext(b.bitcast(stored, ir.VectorType(ir.HalfType(), n)), ir.VectorType(ir.FloatType(), n))
     word = b.zext(stored, ir.VectorType(WORD, n))
-    sign = b.shl(b.and_(word, _all(WORD, 0x8000, n)), _all(WORD, 16, n))
-    magnitude = b.shl(b.and_(word, _all(WORD, 0x7FFF, n)), _all(WORD, 13, n))
-    normal = b.add(magnitude, _all(WORD, 112 << 23, n))
-    special = b.icmp_unsigned(">=", magnitude, _all(WORD, 0x7C00 << 13, n))
-    normal = b.select(special, b.add(normal, _all(WORD, 112 << 23, n)), normal)
-    small = b.fsub(_float(b, b.add(magnitude, _all(WORD, 113 << 23, n))), _all(ir.FloatType(), 2.0**-14, n))
-    is_small = b.icmp_unsigned("<", magnitude, _all(WORD, 0x0400 << 13, n))
-    return _float(b, b.or_(b.select(is_small, _bits(b, small), normal), sign))
+    sign = b.shl(b.and_(word, all_of(WORD, 0x8000, n)), all_of(WORD, 16, n))
+    magnitude = b.shl(b.and_(word, all_of(WORD, 0x7FFF, n)), all_of(WORD, 13, n))
+    normal = b.add(magnitude, all_of(WORD, 112 << 23, n))
+    special = b.icmp_unsigned(">=", magnitude, all_of(WORD, 0x7C00 << 13, n))
+    normal = b.select(special, b.add(normal, all_of(WORD, 112 << 23, n)), normal)
+    small = b.fsub(as_float(b, b.add(magnitude, all_of(WORD, 113 << 23, n))), all_of(ir.FloatType(), 2.0**-14, n))
+    is_small = b.icmp_unsigned("<", magnitude, all_of(WORD, 0x0400 << 13, n))
+    return as_float(b, b.or_(b.select(is_small, as_bits(b, small), normal), sign))
 
 
 def _narrow_fp16(b: Any, value: Any) -> Any:
-    bits, n = _bits(b, value), value.type.count
+    n = value.type.count
+    for order, edge in ((">", 65504.0), ("<", -65504.0)):
+        limit = all_of(ir.FloatType(), edge, n)
+        value = b.select(b.fcmp_ordered(order, value, limit), limit, value)
     if HALF_INSTRUCTIONS:
         return b.bitcast(b.fptrunc(value, ir.VectorType(ir.HalfType(), n)), ir.VectorType(HALF, n))
-    sign = b.and_(b.lshr(bits, _all(WORD, 16, n)), _all(WORD, 0x8000, n))
-    magnitude = b.and_(bits, _all(WORD, 0x7FFFFFFF, n))
-    odd = b.and_(b.lshr(magnitude, _all(WORD, 13, n)), _all(WORD, 1, n))
-    rounded = b.add(b.sub(magnitude, _all(WORD, 112 << 23, n)), b.add(odd, _all(WORD, 0xFFF, n)))
-    half = b.lshr(rounded, _all(WORD, 13, n))
-    shifted = _bits(b, b.fadd(_float(b, magnitude), _all(ir.FloatType(), 0.5, n)))
-    small = b.sub(shifted, _all(WORD, 126 << 23, n))
-    half = b.select(b.icmp_unsigned("<", magnitude, _all(WORD, 113 << 23, n)), small, half)
-    half = b.select(b.icmp_unsigned(">=", magnitude, _all(WORD, 143 << 23, n)), _all(WORD, 0x7C00, n), half)
-    half = b.select(b.icmp_unsigned(">", magnitude, _all(WORD, 255 << 23, n)), _all(WORD, 0x7E00, n), half)
+    bits = as_bits(b, value)
+    sign = b.and_(b.lshr(bits, all_of(WORD, 16, n)), all_of(WORD, 0x8000, n))
+    magnitude = b.and_(bits, all_of(WORD, 0x7FFFFFFF, n))
+    odd = b.and_(b.lshr(magnitude, all_of(WORD, 13, n)), all_of(WORD, 1, n))
+    rounded = b.add(b.sub(magnitude, all_of(WORD, 112 << 23, n)), b.add(odd, all_of(WORD, 0xFFF, n)))
+    half = b.lshr(rounded, all_of(WORD, 13, n))
+    shifted = as_bits(b, b.fadd(as_float(b, magnitude), all_of(ir.FloatType(), 0.5, n)))
+    small = b.sub(shifted, all_of(WORD, 126 << 23, n))
+    half = b.select(b.icmp_unsigned("<", magnitude, all_of(WORD, 113 << 23, n)), small, half)
     return b.trunc(b.or_(half, sign), ir.VectorType(HALF, n))
 
 
 STORED: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
     "bfloat16": (HALF, _widen_bf16, _narrow_bf16),
     "float16": (HALF, _widen_fp16, _narrow_fp16),
-    "float32": (WORD, _float, _bits),
+    "float32": (WORD, as_float, as_bits),
 }
 """Of each dtype: the integer that holds it, to float32 and from float32."""
 
 
-def _splat(b: Any, value: Any, lanes: int) -> Any:
+def splat(b: Any, value: Any, lanes: int) -> Any:
+    """One value in every lane."""
     vector = ir.VectorType(value.type, lanes)
     first = b.insert_element(ir.Constant(vector, ir.Undefined), value, WORD(0))
-    return b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), _all(WORD, 0, lanes))
+    return b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), all_of(WORD, 0, lanes))
 
 
-def dequantise(dtype: str, lanes: int, *, streaming: bool = False) -> Any:
-    """Make f(target, codes, scale): int8 codes times a float32 scale, rounded once to the dtype.
-
-    The product is exact in float32: 8 bits times the 11 of a float16 scale. Streaming: past the cache, to a multiple of
-    a cache line, at least one line at a time.
-    """
-    _, _, narrow = STORED[dtype]
-
-    @intrinsic
-    def step(typingctx: Any, target: Any, codes: Any, scale: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            target, codes, scale = args
-            code = builder.sext(load_vector(builder, codes, BYTE, lanes), ir.VectorType(WORD, lanes))
-            value = builder.sitofp(code, ir.VectorType(ir.FloatType(), lanes))
-            value = narrow(builder, builder.fmul(value, _splat(builder, scale, lanes)))
-            store_vector(builder, value, target, streaming=streaming)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.float32), emit
-
-    return step
+def look_up(b: Any, table: NDArray[np.float32], places: Any) -> Any:
+    """Of a table of up to 16 float32, the ones at these places (words)."""
+    single = ir.FloatType()
+    if "+avx512f" in FEATURES:
+        row = ir.VectorType(single, 16)
+        whole = ir.Constant(row, [float(table[i % len(table)]) for i in range(16)])
+        kind = ir.FunctionType(row, [row, ir.VectorType(WORD, 16)])
+        permute = b.module.declare_intrinsic("llvm.x86.avx512.permvar.sf.512", (), kind)
+        return join(b, [b.call(permute, [whole, part(b, places, i, 16)]) for i in range(0, places.type.count, 16)])
+    count = places.type.count
+    found = all_of(single, float(table[0]), count)
+    for i, value in enumerate(table[1:], 1):
+        here = b.icmp_unsigned("==", places, all_of(WORD, i, count))
+        found = b.select(here, all_of(single, float(value), count), found)
+    return found
 
 
-def quantise(dtype: str, lanes: int) -> Any:
-    """Make f(codes, source, inverse): elements times the inverse of the scale, rounded to int8 codes.
-
-    The products are between -128 and 128; the caller chose the scale so.
-    """
-    item, widen, _ = STORED[dtype]
-
-    @intrinsic
-    def step(typingctx: Any, codes: Any, source: Any, inverse: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            codes, source, inverse = args
-            value = widen(builder, load_vector(builder, source, item, lanes))
-            value = builder.fmul(value, _splat(builder, inverse, lanes))
-            value = builder.fadd(value, _all(ir.FloatType(), MAGIC, lanes))
-            code = builder.trunc(_bits(builder, value), ir.VectorType(BYTE, lanes))
-            store_vector(builder, code, codes)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.float32), emit
-
-    return step
+def part(b: Any, value: Any, first: int, count: int) -> Any:
+    """Lanes `first` to `first + count` of a vector."""
+    return b.shuffle_vector(value, value, ir.Constant(ir.VectorType(WORD, count), list(range(first, first + count))))
 
 
-def magnitude(dtype: str, lanes: int) -> Any:
-    """Make f(source): the largest bit pattern without sign.
-
-    Without the sign, floats of one dtype order as their bits do, Inf and NaN above all.
-    """
-    item = STORED[dtype][0]
-    vector = ir.VectorType(item, lanes)
-    mask = (1 << (item.width - 1)) - 1
-
-    @intrinsic
-    def largest(typingctx: Any, source: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = builder.and_(load_vector(builder, args[0], item, lanes), _all(item, mask, lanes))
-            name = f"llvm.vector.reduce.umax.v{lanes}i{item.width}"
-            reduce = builder.module.declare_intrinsic(name, (), ir.FunctionType(item, [vector]))
-            return builder.zext(builder.call(reduce, [value]), LONG)
-
-        return types.int64(types.int64), emit
-
-    return largest
+def join(b: Any, parts: list[Any]) -> Any:
+    """One vector of several; their number is a power of two."""
+    while len(parts) > 1:
+        count = 2 * parts[0].type.count
+        order = ir.Constant(ir.VectorType(WORD, count), list(range(count)))
+        parts = [b.shuffle_vector(parts[i], parts[i + 1], order) for i in range(0, len(parts), 2)]
+    return parts[0]
 
 
-INFINITY = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
-"""Bits of each dtype's infinity; above are NaNs."""
-
-
-def widen(dtype: str) -> Any:
+def one_widened(dtype: str) -> Any:
     """Make f(bits): the float32 of one element."""
     item, widened, _ = STORED[dtype]
 
     @intrinsic
     def convert(typingctx: Any, bits: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            one = builder.bitcast(builder.trunc(args[0], item), ir.VectorType(item, 1))
-            return builder.extract_element(widened(builder, one), WORD(0))
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            one = b.bitcast(b.trunc(args[0], item), ir.VectorType(item, 1))
+            return b.extract_element(widened(b, one), WORD(0))
 
         return types.float32(types.int64), emit
+
+    return convert
+
+
+def one_narrowed(dtype: str) -> Any:
+    """Make f(value): the bits of one float32 as an element."""
+    _, _, narrowed = STORED[dtype]
+
+    @intrinsic
+    def convert(typingctx: Any, value: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            one = b.insert_element(ir.Constant(ir.VectorType(ir.FloatType(), 1), ir.Undefined), args[0], WORD(0))
+            return b.zext(b.extract_element(narrowed(b, one), WORD(0)), LONG)
+
+        return types.int64(types.float32), emit
 
     return convert

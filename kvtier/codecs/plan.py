@@ -1,25 +1,267 @@
-"""Which precision plan a name means."""
+"""Which precision for which layer, for K or V, for how old a token.
+
+    plan   := NAME | scheme | K=scheme,V=scheme | sinks:N(plan) | layers(RANGE:plan;RANGE:plan...) | recent:N(plan)
+    RANGE  := 0-9 (layers, both inclusive) | 7 | 0-5/16 (fractions of the layers, from and to)
+
+Text in this form is what `kvtier.toml` and `Cache.keyspace` take. Resolved for a spec it becomes the canonical text, which
+keys and block headers carry: names are spelt out, fractions are layers, and what a block cannot hold is replaced.
+"""
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
 
+from kvtier.codecs.scheme import Scheme
 from kvtier.errors import ConfigError
+from kvtier.spec import KVSpec
 
-NAMED = {"raw": "raw", "int8": "int8/token/sym"}
-"""Names for people; keys and headers carry the canonical text."""
+_INT4 = "K=int4/channel:64/asym,V=int4/token/asym"
+_INT8 = "K=int8/channel:64/asym,V=int8/token/asym"
+NAMED = {
+    "raw": "raw",
+    "int8": _INT8,
+    "k8v4": "K=int8/channel:64/asym,V=int4/token/sym/hadamard/lloyd",
+    "int4": f"sinks:1({_INT4})",
+    "int3": "sinks:1(K=int4/channel:64/asym,V=int2/token/sym/hadamard/lloyd)",
+    "fp8": "K=e4m3/channel:64/asym,V=e4m3/token/sym",
+    "layered": f"layers(0-5/16:sinks:1({_INT4});5/16-11/16:{_INT8};11/16-1:raw)",
+    "mixed": f"recent:128(sinks:1({_INT4}))",
+}
+"""Names for people. `docs/quality.md` has what each costs. K is per channel in all of them: per token, at any few bits, it
+breaks on models whose K has large constant channels."""
+
+SMALL_BLOCKS = Scheme.parse("int8/token/sym")
+"""What stands in for a scheme per channel when a block has fewer tokens than are to share a scale."""
+RAW = Scheme("raw")
 
 
-def canonical_plan(text: str) -> str:
-    """Turn a plan's name, or its canonical text, into the canonical text.
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """The same for every layer and token. An MLA latent is stored as `key` says."""
+
+    key: Scheme
+    value: Scheme
+
+    def __str__(self) -> str:
+        return str(self.key) if self.key == self.value else f"K={self.key},V={self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """The first `tokens` tokens of a sequence as they are, the others by `plan`; they are in its first block only."""
+
+    tokens: int
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f"sinks:{self.tokens}({self.plan})"
+
+
+@dataclass(frozen=True, slots=True)
+class ByLayer:
+    """Another plan for each range of layers.
+
+    Attributes:
+        ranges: (first, after the last, plan): layers as integers, or fractions of all layers from 0 to 1.
+    """
+
+    ranges: tuple[tuple[int | Fraction, int | Fraction, Plan], ...]
+
+    def __str__(self) -> str:
+        return f"layers({';'.join(f'{_range(first, stop)}:{plan}' for first, stop, plan in self.ranges)})"
+
+
+@dataclass(frozen=True, slots=True)
+class ByAge:
+    """The `recent` youngest tokens as they are, all older ones by `old`.
+
+    For private caches only, where a token ages while its exact value is still there; a shared block has no age.
+    """
+
+    recent: int
+    old: Plan
+
+    def __str__(self) -> str:
+        return f"recent:{self.recent}({self.old})"
+
+
+Plan: TypeAlias = Uniform | Sinks | ByLayer | ByAge
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """What one layer's parts are stored as, and how many first tokens of the sequence as they are."""
+
+    schemes: tuple[Scheme, ...]
+    sinks: int
+
+
+def parse_plan(text: str) -> Plan:
+    """Read a plan: see the module.
 
     Raises:
-        ConfigError: no such plan; the message names the nearest one.
+        ConfigError: what is wrong with the text, and what to write.
     """
-    if text in NAMED:
-        return NAMED[text]
-    if text in NAMED.values():
-        return text
-    valid = [*NAMED, *sorted(set(NAMED.values()) - set(NAMED))]
-    near = difflib.get_close_matches(text, valid, 1, 0)
-    raise ConfigError(f"no plan {text!r}; did you mean {near[0]!r}? Plans: {', '.join(valid)}")
+    text = text.strip()
+    if NAMED.get(text, text) != text:
+        return parse_plan(NAMED[text])
+    head, bracket, inner = text.partition("(")
+    if bracket:
+        if not inner.endswith(")"):
+            raise ConfigError(f"{text!r} does not end with the bracket that it opens")
+        return _nested(head.strip(), inner[:-1], text)
+    if text.startswith("K="):
+        key, comma, value = text[2:].partition(",")
+        if not comma or not value.strip().startswith("V="):
+            raise ConfigError(f"{text!r} says what K is and not V; write K=int4/channel:64/asym,V=int4/token/asym")
+        return Uniform(Scheme.parse(key), Scheme.parse(value.strip()[2:]))
+    try:
+        scheme = Scheme.parse(text)
+    except ConfigError as exc:
+        if "/" in text:
+            raise
+        near = difflib.get_close_matches(text, NAMED, 1, 0)
+        raise ConfigError(f"no plan {text!r}; did you mean {near[0]!r}? Plans: {', '.join(NAMED)}") from exc
+    return Uniform(scheme, scheme)
+
+
+def _nested(head: str, inner: str, text: str) -> Plan:
+    name, _, number = head.partition(":")
+    if head == "layers":
+        return ByLayer(tuple(_layers(part, text) for part in _split(inner)))
+    if name not in ("sinks", "recent"):
+        raise ConfigError(f"{text!r}: what has brackets is sinks:N(...), recent:N(...) or layers(...)")
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", number):
+        raise ConfigError(
+            f"{text!r}: {name} needs a number of tokens, as in {name}:{1 if name == 'sinks' else 128}(...)"
+        )
+    plan = parse_plan(inner)
+    if _holds(plan, ByAge):
+        raise ConfigError(f"{text!r}: recent:N(...) can only be outermost")
+    if name == "recent":
+        return ByAge(int(number), plan)
+    if _holds(plan, Sinks):
+        raise ConfigError(f"{text!r} says twice how many first tokens are exact")
+    return Sinks(int(number), plan)
+
+
+def _split(inner: str) -> list[str]:
+    """Cut at the semicolons that are in no bracket."""
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(inner):
+        depth += (letter == "(") - (letter == ")")
+        if letter == ";" and not depth:
+            parts.append(inner[begin:at])
+            begin = at + 1
+    return [*parts, inner[begin:]]
+
+
+_RANGE = re.compile(r"\s*(\d+(?:/\d+)?)(?:-(\d+(?:/\d+)?))?\s*:(.*)", re.DOTALL)
+
+
+def _layers(part: str, text: str) -> tuple[int | Fraction, int | Fraction, Plan]:
+    found = _RANGE.fullmatch(part)
+    if not found:
+        raise ConfigError(f"{text!r}: {part!r} is no range of layers and its plan; write 0-9:int4, or 0-5/16:int4")
+    low, high, inner = found.groups()
+    plan = parse_plan(inner)
+    if _holds(plan, ByAge) or _holds(plan, ByLayer):
+        raise ConfigError(f"{text!r}: a layer's plan can hold neither recent:N(...) nor layers(...)")
+    try:
+        if high is not None and "/" in low + high:
+            first, stop = Fraction(low), Fraction(high)
+            if not 0 <= first < stop <= 1:
+                raise ConfigError(f"{text!r}: {low}-{high} are no fractions of the layers, from 0 to 1")
+            return first, stop, plan
+        return int(low), int(high or low) + 1, plan
+    except (ValueError, ZeroDivisionError) as exc:
+        raise ConfigError(f"{text!r}: {low} is no layer; write 0-9:int4, or 0-5/16:int4") from exc
+
+
+def _range(first: int | Fraction, stop: int | Fraction) -> str:
+    if isinstance(first, int) and isinstance(stop, int):
+        return f"{first}-{stop - 1}" if stop - first > 1 else str(first)
+    return f"{first}-{stop}"
+
+
+def _holds(plan: Plan, kind: type) -> bool:
+    if isinstance(plan, kind):
+        return True
+    if isinstance(plan, ByLayer):
+        return any(_holds(inner, kind) for _, _, inner in plan.ranges)
+    return isinstance(plan, Sinks) and _holds(plan.plan, kind)
+
+
+def resolve(plan: Plan, spec: KVSpec) -> tuple[LayerPlan, ...]:
+    """Say for each layer of a spec what is stored.
+
+    Raises:
+        ConfigError: layers without a plan or with two, more exact tokens than a block has, or precision by age.
+    """
+    if isinstance(plan, ByAge):
+        raise ConfigError(
+            f"{plan}: precision by age is for a sequence's private cache; blocks are shared and have no age. "
+            f"Use {plan.old}"
+        )
+    if isinstance(plan, Sinks):
+        if plan.tokens >= spec.block_tokens:
+            raise ConfigError(f"{plan}: the exact first tokens must be fewer than the {spec.block_tokens} of a block")
+        return tuple(LayerPlan(layer.schemes, plan.tokens) for layer in resolve(plan.plan, spec))
+    if isinstance(plan, Uniform):
+        schemes = (plan.key,) if spec.mla else (plan.key, plan.value)
+        return (LayerPlan(tuple(_fitting(scheme, spec) for scheme in schemes), 0),) * spec.layers
+    return _by_layer(plan, spec)
+
+
+def _by_layer(plan: ByLayer, spec: KVSpec) -> tuple[LayerPlan, ...]:
+    layers: list[LayerPlan | None] = [None] * spec.layers
+    for first, stop, inner in plan.ranges:
+        # Whoever gives fractions means all layers, however they divide: 1/3 of 32 rounds, and the next third follows.
+        low, high = (
+            edge if isinstance(first, int) else math.floor(edge * spec.layers + Fraction(1, 2))
+            for edge in (first, stop)
+        )
+        for layer, what in enumerate(resolve(inner, spec)[int(low) : int(high)], int(low)):
+            if layers[layer] is not None:
+                raise ConfigError(f"{plan}: layer {layer} has two plans")
+            layers[layer] = what
+        if high > spec.layers:
+            raise ConfigError(f"{plan}: there is no layer {int(high) - 1}; the spec has {spec.layers}")
+    missing = [i for i, layer in enumerate(layers) if layer is None]
+    if missing:
+        raise ConfigError(f"{plan}: layer {missing[0]} has no plan; the ranges must cover all {spec.layers} layers")
+    return tuple(layer for layer in layers if layer is not None)
+
+
+def _fitting(scheme: Scheme, spec: KVSpec) -> Scheme:
+    if scheme.granularity == "channel" and scheme.group > spec.block_tokens:
+        return SMALL_BLOCKS
+    return RAW if (scheme.precision, spec.dtype) in (("bf16", "bfloat16"), ("fp16", "float16")) else scheme
+
+
+def canonical(layers: tuple[LayerPlan, ...]) -> str:
+    """The one text of what is stored: equal layers, equal text, however it was asked for."""
+    runs: list[tuple[int, int, str]] = []
+    for number, layer in enumerate(layers):
+        text = str(Uniform(layer.schemes[0], layer.schemes[-1]))
+        if layer.sinks and any(scheme.precision != "raw" for scheme in layer.schemes):
+            text = f"sinks:{layer.sinks}({text})"
+        first = runs.pop()[0] if runs and runs[-1][2] == text else number
+        runs.append((first, number + 1, text))
+    if len(runs) == 1:
+        return runs[0][2]
+    return f"layers({';'.join(f'{_range(first, stop)}:{text}' for first, stop, text in runs)})"
+
+
+def canonical_plan(text: str, spec: KVSpec) -> str:
+    """Turn a plan's name or text into the canonical text for blocks of this spec.
+
+    Raises:
+        ConfigError: no such plan, or one that blocks of this spec cannot follow.
+    """
+    return canonical(resolve(parse_plan(text), spec))

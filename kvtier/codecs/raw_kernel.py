@@ -1,4 +1,4 @@
-"""The kernel of `raw`: bytes moved between a caller's arrays and block bodies in the longest runs that there are."""
+"""Elements as they are: bytes moved between a caller's memory and bodies in the longest runs that there are."""
 
 # ruff: noqa: FBT001, PLR0917 (numba passes a kernel's arguments by position)
 
@@ -6,23 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
-from kvtier.codecs.batch import SIGNATURE
-from kvtier.codecs.intrinsics import (
-    LINE,
-    copy_memory,
-    fence,
-    load_u16,
-    load_u32,
-    store_u16,
-    store_u32,
-    stream_line,
-)
-from kvtier.codecs.jit import compiled, part_of_kernel
+from kvtier.codecs.intrinsics import LINE, copy_memory, load_i64, load_u16, load_u32, store_u16, store_u32, stream_line
+from kvtier.codecs.jit import part_of_kernel
 
 LOAD, STORE = True, False
-"""Directions of `copy_blocks`: out of bodies, into bodies."""
+"""Directions: out of bodies, into bodies."""
 
 
 @part_of_kernel
@@ -63,7 +51,7 @@ def _copy_strided(body: int, at: int, step: Any, extent: Any, load: bool) -> Non
 
 
 @part_of_kernel
-def _copy_part(body: int, at: int, step: Any, extent: Any, load: bool, streaming: bool) -> None:
+def _copy_run_of_tokens(body: int, at: int, step: Any, extent: Any, load: bool, streaming: bool) -> None:
     tokens, heads, dim, itemsize = extent
     row = dim * itemsize
     if dim > 1 and step[2] != itemsize:
@@ -84,29 +72,26 @@ def _copy_part(body: int, at: int, step: Any, extent: Any, load: bool, streaming
             body += row
 
 
-@compiled(types.void(*SIGNATURE, types.boolean, types.boolean))
-def copy_blocks(
-    memory: int,
-    offsets: Any,
-    addresses: Any,
-    strides: Any,
-    tokens: Any,
-    shape: Any,
-    first: int,
-    stop: int,
-    load: bool,
-    streaming: bool,
+@part_of_kernel
+def copy_tokens(
+    body: int, base: int, step: Any, extent: Any, token: int, paging: Any, load: bool, streaming: bool
 ) -> None:
-    """Copy layers of blocks out of bodies (load) or into them."""
-    itemsize = shape[3]
-    for i in range(offsets.size):
-        for layer in range(first, stop):
-            body = memory + offsets[i] + layer * shape[0]
-            for part in range(addresses.shape[1]):
-                step = (strides[layer, part, 0], strides[layer, part, 1], strides[layer, part, 2])
-                extent = (shape[1], shape[2], shape[4 + part], itemsize)
-                at = addresses[layer, part] + tokens[i] * step[0]
-                _copy_part(body, at, step, extent, load, streaming)
-                body += extent[0] * extent[1] * extent[2] * itemsize
-    if streaming:
-        fence()
+    """Copy `extent[0]` tokens from `token` on between the caller's memory and a body.
+
+    `extent`: tokens, heads, dim, itemsize; `step`: bytes from one token, head, element, page to the next; `paging`: the
+    address of the page table, and tokens in a page, 0 when they are not paged.
+    """
+    table, page_tokens = paging
+    tokens, heads, dim, itemsize = extent
+    if page_tokens == 0:
+        _copy_run_of_tokens(body, base + token * step[0], step, extent, load, streaming)
+        return
+    done = 0
+    while done < tokens:
+        inside = (token + done) % page_tokens
+        run = min(tokens - done, page_tokens - inside)
+        page = load_i64(table + (token + done) // page_tokens * 8)
+        at = base + page * step[3] + inside * step[0]
+        _copy_run_of_tokens(body, at, step, (run, heads, dim, itemsize), load, streaming)
+        body += run * heads * dim * itemsize
+        done += run

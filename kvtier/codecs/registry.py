@@ -1,4 +1,4 @@
-"""Codecs by plan and by number.
+"""Codecs by plan and spec, and by what a block header says.
 
 Asking for the first codec compiles all kernels, or loads them from the cache: see `warm`.
 """
@@ -7,41 +7,44 @@ from __future__ import annotations
 
 from functools import cache
 
+from kvtier.block import BlockHeader
 from kvtier.codecs.base import Codec
-from kvtier.codecs.plan import NAMED
-from kvtier.errors import UnknownCodec
+from kvtier.codecs.plan import canonical_plan
+from kvtier.errors import ConfigError, UnknownCodec
+from kvtier.spec import KVSpec
+
+NUMBERS = (3,)
+"""Of codecs that this version has. 1 and 2 were codecs of `raw` and of `int8` per token, before plans."""
+
+
+def codec_for(plan: str, spec: KVSpec) -> Codec:
+    """Find the codec that carries out a plan, given its name or text, for blocks of a spec.
+
+    Raises:
+        ConfigError: no such plan, or one that blocks of this spec cannot follow.
+    """
+    return _codec(canonical_plan(plan, spec), spec)
 
 
 @cache
-def codecs() -> tuple[Codec, ...]:
-    """Every codec of this version."""
-    from kvtier.codecs.int8 import Int8Codec
-    from kvtier.codecs.raw import RawCodec
+def _codec(plan: str, spec: KVSpec) -> Codec:
+    from kvtier.codecs.codec import PlanCodec
 
-    return RawCodec(), Int8Codec()
+    return PlanCodec(plan, spec)
 
 
-def codec_for(plan: str) -> Codec:
-    """Find the codec that carries out a plan, given its name or canonical text.
+def codec_of(header: BlockHeader, spec: KVSpec) -> Codec:
+    """Find the codec that a block's header names: it and the spec are all that a reader needs.
 
     Raises:
-        UnknownCodec: none does.
+        UnknownCodec: this version cannot read it, or the block is not of this spec.
     """
-    text = NAMED.get(plan, plan)
-    for codec in codecs():
-        if codec.plan == text:
-            return codec
-    raise UnknownCodec(f"no codec for the plan {plan!r}; this version has {', '.join(c.plan for c in codecs())}")
-
-
-def codec_numbered(number: int) -> Codec:
-    """Find the codec that a block header names.
-
-    Raises:
-        UnknownCodec: this version has none of that number.
-    """
-    for codec in codecs():
-        if codec.number == number:
-            return codec
-    known = ", ".join(f"{c.number} ({c.plan})" for c in codecs())
-    raise UnknownCodec(f"no codec number {number}; this version has {known}")
+    if header.codec not in NUMBERS:
+        known = ", ".join(str(number) for number in NUMBERS)
+        raise UnknownCodec(f"no codec number {header.codec}; this version has {known}")
+    if header.spec_digest != spec.digest:
+        raise UnknownCodec(f"the block's spec is {header.spec_digest.hex()[:16]}, and not {spec}")
+    try:
+        return codec_for(header.plan, spec)
+    except ConfigError as exc:
+        raise UnknownCodec(f"a block has a plan that this version cannot read: {exc}") from exc

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,13 @@ class KVView:
 
     Attributes:
         addresses: int64 `[layers, parts]`, address of token 0, head 0, element 0; parts are (K, V), or (latent,).
-        strides: int64 `[layers, parts, 3]`, bytes from one token, head and element to the next.
+        strides: int64 `[layers, parts, 4]`, bytes from one token, head, element and page to the next.
         tokens: how many tokens there are.
         spec: what the KV is of.
         writable: whether blocks may be decoded into it.
         owner: views of the memory, which keep it alive whatever the caller does with his.
+        pages: int64, for each page of the sequence which of the engine's pages it is; empty when it is not paged.
+        page_tokens: tokens in a page; 0 when it is not paged.
     """
 
     addresses: NDArray[np.int64]
@@ -32,6 +34,8 @@ class KVView:
     spec: KVSpec
     writable: bool
     owner: Any
+    pages: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    page_tokens: int = 0
 
     @classmethod
     def of(cls, kv: Any, spec: KVSpec) -> KVView:
@@ -40,12 +44,16 @@ class KVView:
         Args:
             kv: one tensor `[layers, 2, tokens, kv_heads, head_dim]` (MLA: `[layers, tokens, head_dim]`), or a sequence
                 with one entry a layer: a pair (k, v) of tensors `[tokens, kv_heads, dim]` of any strides (MLA: one
-                tensor `[tokens, head_dim]`).
+                tensor `[tokens, head_dim]`). Or a view, which is returned as it is.
             spec: what it must be.
 
         Raises:
             KVMismatch: another shape, dtype or device than the spec says.
         """
+        if isinstance(kv, cls):
+            if kv.spec != spec:
+                raise KVMismatch(f"the view was made for {kv.spec}; here is {spec}")
+            return kv
         try:
             return cls._of(kv, spec)
         except (AttributeError, TypeError) as exc:
@@ -65,12 +73,44 @@ class KVView:
         described = [[_describe(part, spec) for part in layer] for layer in parts]
         return cls(
             np.array([[d[0] for d in layer] for layer in described], np.int64),
-            np.array([[d[1] for d in layer] for layer in described], np.int64),
+            np.array([[[*d[1], 0] for d in layer] for layer in described], np.int64),
             tokens.pop(),
             spec,
             all(d[2] for layer in described for d in layer),
             parts,
         )
+
+    @classmethod
+    def paged(cls, pools: Sequence[Any], pages: Any, spec: KVSpec, *, tokens: int | None = None) -> KVView:
+        """Look at a sequence in an engine's paged pool.
+
+        Args:
+            pools: for each layer a pair (k, v) of tensors `[pages, page_tokens, kv_heads, dim]` of any strides, or what
+                has K and V in one: `kv[0], kv[1]`, or `kv[:, 0], kv[:, 1]` (MLA: one `[pages, page_tokens, head_dim]`
+                a layer).
+            pages: for each page of the sequence, in order, which of the pool's it is: the block table.
+            spec: what it must be.
+            tokens: tokens of the sequence; as many as the pages hold unless given.
+
+        Raises:
+            KVMismatch: another shape, dtype or device than the spec says, or a page that the pool has not.
+        """
+        table = np.ascontiguousarray(pages, np.int64)
+        flat = [tuple(_first_page(part) for part in ((pool,) if spec.mla else pool)) for pool in pools]
+        view = cls.of([layer[0] if spec.mla else layer for layer in flat], spec)
+        whole = [[_own(part) for part in ((pool,) if spec.mla else pool)] for pool in pools]
+        sizes = {tuple(part.shape[:2]) for layer in whole for part in layer}
+        if len(sizes) != 1 or table.ndim != 1:
+            raise KVMismatch(f"the layers' pools have {sorted(sizes)} pages and tokens in one; all must have the same")
+        (count, page_tokens) = sizes.pop()
+        held = len(table) * page_tokens if tokens is None else tokens
+        if not 0 <= held <= len(table) * page_tokens:
+            raise KVMismatch(f"{len(table)} pages of {page_tokens} tokens do not hold {held} tokens")
+        if table.size and not (table.min() >= 0 and table.max() < count):
+            raise KVMismatch(f"page {int(table.max())} is not one of the pool's {count}")
+        strides = view.strides.copy()
+        strides[:, :, 3] = [[_stride(part) for part in layer] for layer in whole]
+        return replace(view, strides=strides, tokens=held, owner=whole, pages=table, page_tokens=page_tokens)
 
     @property
     def dtype(self) -> str:
@@ -88,6 +128,18 @@ def _own(part: Any) -> Any:
     return part.detach() if hasattr(part, "detach") else part[...]
 
 
+def _first_page(pool: Any) -> Any:
+    """The first page of a pool, which says all but where the others are."""
+    if len(pool.shape) < 3 or not pool.shape[0]:
+        raise KVMismatch(f"a pool has the shape {list(pool.shape)}; pass [pages, page_tokens, kv_heads, dim]")
+    return pool[0]
+
+
+def _stride(pool: Any) -> int:
+    """Bytes from one page to the next."""
+    return int(pool.stride(0) * pool.element_size() if hasattr(pool, "data_ptr") else pool.strides[0])
+
+
 def _of_one(kv: Any, spec: KVSpec) -> KVView:
     kv = _own(kv)
     wants = "[layers, tokens, head_dim]" if spec.mla else "[layers, 2, tokens, kv_heads, head_dim]"
@@ -102,7 +154,7 @@ def _of_one(kv: Any, spec: KVSpec) -> KVView:
     pointer, strides, writable = _describe(kv_tensor, spec)
     by_layer = np.arange(layers, dtype=np.int64)[:, None] * strides[0]
     addresses = pointer + by_layer + np.arange(parts, dtype=np.int64) * strides[1]
-    steps = np.tile(np.array(strides[2:], np.int64), (layers, parts, 1))
+    steps = np.tile(np.array([*strides[2:], 0], np.int64), (layers, parts, 1))
     return KVView(addresses, steps, tokens, spec, writable, kv)
 
 

@@ -13,10 +13,10 @@ def warm() -> Path | None:
     Returns:
         The folder that keeps them, or None when no folder can be written and every process compiles anew.
     """
+    from kvtier.codecs.codec import PlanCodec
     from kvtier.codecs.jit import CACHE_FOLDER
-    from kvtier.codecs.registry import codecs
 
-    codecs()
+    del PlanCodec
     return CACHE_FOLDER
 
 

@@ -1,0 +1,173 @@
+"""Bodies to a caller's memory: one pass, row by row."""
+
+# ruff: noqa: FBT001, PLR0917 (numba passes a kernel's arguments by position)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from kvtier.codecs import tokens
+from kvtier.codecs.batch import SIGNATURE
+from kvtier.codecs.fields import (
+    CHANNEL,
+    CODES,
+    FP16,
+    GRANULARITY,
+    GROUP,
+    INT2,
+    INT3,
+    INT4,
+    INT8,
+    KIND,
+    OFFSET,
+    RAW,
+    ROTATION,
+    ROW,
+    ROW_NBYTES,
+    SCALES,
+    SINKS,
+    TENSOR,
+    UNSCALED,
+    ZEROS,
+    entry_of,
+)
+from kvtier.codecs.intrinsics import fence, load_u16, store_f32
+from kvtier.codecs.jit import compiled, part_of_kernel
+from kvtier.codecs.layout import UNIT
+from kvtier.codecs.packing import unpack_alike, unpack_each
+from kvtier.codecs.raw_kernel import LOAD, copy_tokens
+from kvtier.codecs.rows import AHEAD, place, prefetch_lines, rotate, scatter
+from kvtier.codecs.scales import one_half
+from kvtier.codecs.tokens import fill, row_of
+from kvtier.codecs.units import widen, zeros_of
+
+
+@part_of_kernel
+def code_of_zero(kind: int) -> Any:
+    """What integer codes without a zero point are shifted by."""
+    if kind == INT8:
+        return np.float32(128.0)
+    if kind == INT4:
+        return np.float32(8.0)
+    if kind == INT3:
+        return np.float32(4.0)
+    return np.float32(2.0) if kind == INT2 else np.float32(0.0)
+
+
+_widen_bf16, _widen_fp16 = widen("bfloat16"), widen("float16")
+
+
+@part_of_kernel
+def _parameters(part: int, entry: Any, index: int) -> tuple[Any, Any]:
+    """Scale `index`, and its zero point or what stands for it."""
+    scale = one_half(load_u16(part + entry[SCALES] + 2 * index))
+    if entry[ZEROS]:
+        return scale, one_half(load_u16(part + entry[ZEROS] + 2 * index))
+    return scale, np.float32(0.0) - code_of_zero(entry[KIND]) * scale
+
+
+@part_of_kernel
+def _spread(part: int, entry: Any, first: int, count: int, scales: int, zeros: int) -> None:
+    """Scales `first` and following, one for each of `count` elements."""
+    whole = count // UNIT * UNIT
+    for i in range(0, whole, UNIT):
+        _widen_fp16(scales + 4 * i, part + entry[SCALES] + 2 * (first + i))
+        if entry[ZEROS]:
+            _widen_fp16(zeros + 4 * i, part + entry[ZEROS] + 2 * (first + i))
+        else:
+            zeros_of(zeros + 4 * i, scales + 4 * i, code_of_zero(entry[KIND]))
+    for i in range(whole, count):
+        scale, zero = _parameters(part, entry, first + i)
+        store_f32(scales + 4 * i, scale)
+        store_f32(zeros + 4 * i, zero)
+
+
+@part_of_kernel
+def _by_row(part: int, entry: Any, token: int, extent: Any, row: int, codes: int, scales: int, zeros: int) -> None:
+    """A row whose heads, or groups of channels, have a scale each."""
+    heads, dim = extent
+    group = entry[GROUP]
+    groups = (dim + group - 1) // group
+    index = token * heads * groups
+    alike = dim % UNIT == 0 and group % UNIT == 0
+    nbytes = entry[ROW_NBYTES] * UNIT // (heads * dim) if alike else 0
+    for _ in range(heads):
+        for first in range(0, dim, group):
+            count = min(group, dim - first)
+            scale, zero = _parameters(part, entry, index)
+            index += 1
+            if alike:
+                unpack_alike(entry[KIND], row, codes, scale, zero, count)
+                codes += count // UNIT * nbytes
+                row += 4 * count
+            else:
+                fill(scales, scale, count)
+                fill(zeros, zero, count)
+                scales += 4 * count
+                zeros += 4 * count
+    if not alike:
+        elements = heads * dim
+        unpack_each(entry[KIND], row, codes, scales - 4 * elements, zeros - 4 * elements, elements)
+
+
+@part_of_kernel
+def _widened(kind: int, row: int, codes: int, count: int) -> None:
+    for i in range((count + UNIT - 1) // UNIT):
+        if kind == FP16:
+            _widen_fp16(row + i * 4 * UNIT, codes + i * 2 * UNIT)
+        else:
+            _widen_bf16(row + i * 4 * UNIT, codes + i * 2 * UNIT)
+
+
+@part_of_kernel
+def _decode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: int, rows: int, streaming: bool) -> None:
+    base, step, begin = kv
+    count, heads, itemsize, dtype = shape[0], shape[1], shape[2], shape[3]
+    part, kind, sinks = body + entry[OFFSET], entry[KIND], entry[SINKS]
+    exact = count if kind == RAW else sinks
+    copy_tokens(part, base, step, (exact, heads, dim, itemsize), begin, paging, LOAD, streaming)
+    row = row_of(rows, shape[4], tokens.TOKEN)
+    scales = row_of(rows, shape[4], tokens.SCALES)
+    zeros = row_of(rows, shape[4], tokens.ZEROS)
+    staging = row_of(rows, shape[4], tokens.LEVELS)
+    elements = heads * dim
+    if entry[GRANULARITY] == TENSOR:
+        scale, zero = _parameters(part, entry, 0)
+        fill(scales, scale, elements)
+        fill(zeros, zero, elements)
+    for t in range(count - exact):
+        codes = part + entry[CODES] + t * entry[ROW_NBYTES]
+        prefetch_lines(codes + AHEAD, entry[ROW_NBYTES])
+        if entry[GRANULARITY] == ROW:
+            _by_row(part, entry, t, (heads, dim), row, codes, scales, zeros)
+        elif entry[GRANULARITY] == UNSCALED:
+            _widened(kind, row, codes, elements)
+        else:
+            if entry[GRANULARITY] == CHANNEL and t % entry[GROUP] == 0:
+                _spread(part, entry, t // entry[GROUP] * elements, elements, scales, zeros)
+            unpack_each(kind, row, codes, scales, zeros, elements)
+        rotate(row, elements, entry[ROTATION])
+        at = place(base, step, begin + exact + t, paging)
+        scatter(at, row, step, heads, dim, dtype, staging, streaming)
+
+
+@compiled(types.void(*SIGNATURE, types.boolean))
+def decode_blocks(call: Any, blocks: Any, view: Any, tables: Any, shape: Any, streaming: bool) -> None:
+    """Decode layers of bodies; `streaming`: past the cache."""
+    memory, rows, first, stop = call
+    begins, offsets, positions = blocks
+    addresses, strides, paging = view
+    for i in range(begins.size):
+        for layer in range(first, stop):
+            for part in range(addresses.shape[1]):
+                entry = entry_of(tables[0] if positions[i] == 0 else tables[1], layer, part)
+                by = strides[layer, part]
+                kv = (addresses[layer, part], (by[0], by[1], by[2], by[3]), begins[i])
+                _decode_part(
+                    memory + offsets[i], entry, kv, paging, shape, shape[5] if part == 0 else shape[6], rows, streaming
+                )
+    if streaming:
+        fence()

@@ -1,0 +1,129 @@
+"""A caller's memory to bodies: one pass, row by row; a second one over what shares scales between tokens."""
+
+# ruff: noqa: FBT001, PLR0917 (numba passes a kernel's arguments by position)
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from kvtier.codecs.batch import SIGNATURE
+from kvtier.codecs.channels import encode_channels, encode_tensor
+from kvtier.codecs.fields import (
+    BF16,
+    CHANNEL,
+    CODES,
+    END,
+    FP16,
+    GRANULARITY,
+    KIND,
+    NBYTES,
+    OFFSET,
+    RAW,
+    ROW,
+    ROW_NBYTES,
+    SINKS,
+    TENSOR,
+    entry_of,
+)
+from kvtier.codecs.halves import INFINITY
+from kvtier.codecs.intrinsics import fence, store_u8, store_u32
+from kvtier.codecs.jit import compiled, part_of_kernel
+from kvtier.codecs.layout import UNIT
+from kvtier.codecs.raw_kernel import STORE, copy_tokens
+from kvtier.codecs.row_scales import encode_row
+from kvtier.codecs.sums import largest_bits
+from kvtier.codecs.tokens import LARGEST, TOKEN, WORST, read_token, row_of
+from kvtier.codecs.units import narrow
+
+_narrow_bf16, _narrow_fp16 = narrow("bfloat16"), narrow("float16")
+INFINITE = 0x7F800000
+BEYOND_FP16 = 0x477FF000
+"""65520, the least float32 that rounds to an infinite float16."""
+BEYOND_BF16 = 0x7F7F8000
+"""The least float32 that rounds to an infinite bfloat16."""
+
+
+@part_of_kernel
+def _narrowed(kind: int, row: int, codes: int, count: int) -> None:
+    for i in range((count + UNIT - 1) // UNIT):
+        if kind == FP16:
+            _narrow_fp16(codes + i * 2 * UNIT, row + i * 4 * UNIT)
+        else:
+            _narrow_bf16(codes + i * 2 * UNIT, row + i * 4 * UNIT)
+
+
+@part_of_kernel
+def _encode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: int, rows: int, streaming: bool) -> bool:
+    base, step, begin = kv
+    tokens, heads = shape[0], shape[1]
+    part, kind = body + entry[OFFSET], entry[KIND]
+    exact = tokens if kind == RAW else entry[SINKS]
+    copy_tokens(part, base, step, (exact, heads, dim, shape[2]), begin, paging, STORE, streaming and kind == RAW)
+    source = (base, step, begin + exact, heads, dim)
+    count = tokens - exact
+    if entry[GRANULARITY] == CHANNEL:
+        encode_channels(part, entry, source, paging, shape, rows, count)
+    elif entry[GRANULARITY] == TENSOR:
+        encode_tensor(part, entry, source, paging, shape, rows, count)
+    else:
+        for t in range(count):
+            read_token(source, paging, shape, rows, t, entry)
+            if entry[GRANULARITY] == ROW:
+                encode_row(part, entry, t, heads, dim, rows, shape[4])
+            else:
+                codes = part + entry[CODES] + t * entry[ROW_NBYTES]
+                _narrowed(kind, row_of(rows, shape[4], TOKEN), codes, heads * dim)
+    limit = BEYOND_FP16 if kind == FP16 else BEYOND_BF16 if kind == BF16 else INFINITE
+    if largest_bits(row_of(rows, shape[4], LARGEST)) >= limit:
+        return False
+    if largest_bits(row_of(rows, shape[4], WORST)) >= INFINITY:
+        return False
+    for padding in range(part + entry[END], part + entry[NBYTES]):
+        store_u8(padding, 0)
+    return True
+
+
+@part_of_kernel
+def _encode_layer(
+    body: int, table: Any, layer: int, kv: Any, paging: Any, token: int, shape: Any, rows: int, streaming: bool
+) -> bool:
+    addresses, strides = kv
+    for part in range(addresses.size):
+        by = strides[part]
+        source = (addresses[part], (by[0], by[1], by[2], by[3]), token)
+        if not _encode_part(
+            body,
+            entry_of(table, layer, part),
+            source,
+            paging,
+            shape,
+            shape[5] if part == 0 else shape[6],
+            rows,
+            streaming,
+        ):
+            return False
+    return True
+
+
+@compiled(types.void(*SIGNATURE, types.boolean, types.Array(types.boolean, 1, "C")))
+def encode_blocks(call: Any, blocks: Any, view: Any, tables: Any, shape: Any, streaming: bool, stored: Any) -> None:
+    """Encode layers into bodies; a block that cannot be encoded is left half done."""
+    memory, rows, first, stop = call
+    tokens, offsets, positions = blocks
+    addresses, strides, paging = view
+    for i in range(tokens.size):
+        table = tables[0] if positions[i] == 0 else tables[1]
+        stored[i] = True
+        for layer in range(first, stop):
+            for lane in range(UNIT):
+                store_u32(row_of(rows, shape[4], LARGEST) + 4 * lane, 0)
+                store_u32(row_of(rows, shape[4], WORST) + 4 * lane, 0)
+            kv = (addresses[layer], strides[layer])
+            body = memory + offsets[i]
+            if not _encode_layer(body, table, layer, kv, paging, tokens[i], shape, rows, streaming):
+                stored[i] = False
+                break
+    if streaming:
+        fence()

@@ -1,0 +1,177 @@
+"""Encoding a token whose heads, or groups of channels, have a scale each."""
+
+# ruff: noqa: PLR0917 (numba passes a kernel's arguments by position)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvtier.codecs import fields
+from kvtier.codecs.fields import CLIP, CODES, GROUP, KIND, LLOYD2, LLOYD3, LLOYD4, ROW_NBYTES
+from kvtier.codecs.halves import INFINITY, nearest_half
+from kvtier.codecs.intrinsics import load_f32, store_f32, store_u16, store_u32
+from kvtier.codecs.jit import part_of_kernel
+from kvtier.codecs.layout import UNIT
+from kvtier.codecs.packing import pack_alike, pack_each, unpack_alike
+from kvtier.codecs.scales import SHARES, choose_scales, keep_better, squared_error, take_back
+from kvtier.codecs.sums import SUMMED, extremes, sum_of_lanes, sum_of_products
+from kvtier.codecs.tokens import (
+    ERRORS,
+    HALVES,
+    HIGH,
+    INVERSES,
+    LEVELS,
+    LOW,
+    SCALES,
+    TOKEN,
+    WORST,
+    ZEROS,
+    clear_rest,
+    fill,
+    row_of,
+)
+
+TRIALS = len(SHARES)
+ZERO = np.float32(0.0)
+
+
+@part_of_kernel
+def _groups(entry: Any, heads: int, dim: int) -> int:
+    return heads * ((dim + entry[GROUP] - 1) // entry[GROUP])
+
+
+@part_of_kernel
+def _extremes(entry: Any, heads: int, dim: int, rows: int, length: int) -> None:
+    """The least and the greatest of each group."""
+    row, low, high = row_of(rows, length, TOKEN), row_of(rows, length, LOW), row_of(rows, length, HIGH)
+    for _ in range(heads):
+        for first in range(0, dim, entry[GROUP]):
+            count = min(entry[GROUP], dim - first)
+            if count % UNIT == 0:
+                extremes(row, count // UNIT, low, high)
+            else:
+                least, greatest = np.float32(np.inf), -np.float32(np.inf)
+                for i in range(0, 4 * count, 4):
+                    value = load_f32(row + i)
+                    least = min(least, value)
+                    greatest = max(greatest, value)
+                store_f32(low, least)
+                store_f32(high, greatest)
+            row += 4 * count
+            low += 4
+            high += 4
+    count = _groups(entry, heads, dim)
+    clear_rest(row_of(rows, length, LOW), count)
+    clear_rest(row_of(rows, length, HIGH), count)
+
+
+@part_of_kernel
+def _clip(part: int, entry: Any, index: int, heads: int, dim: int, rows: int, length: int) -> None:
+    """Try narrower ranges, and leave the best in the body and in the rows."""
+    groups = _groups(entry, heads, dim)
+    sums = row_of(rows, length, LEVELS)
+    for trial in range(TRIALS):
+        choose_scales(part, entry, rows, length, index, groups, trial)
+        row, group = row_of(rows, length, TOKEN), 0
+        for _ in range(heads):
+            for first in range(0, dim, entry[GROUP]):
+                count = min(entry[GROUP], dim - first)
+                scale = load_f32(row_of(rows, length, SCALES) + 4 * group)
+                inverse = load_f32(row_of(rows, length, INVERSES) + 4 * group)
+                zero = load_f32(row_of(rows, length, ZEROS) + 4 * group)
+                fill(sums, ZERO, SUMMED)
+                for i in range(count):
+                    lane = sums + 4 * (i % SUMMED)
+                    error = squared_error(entry, load_f32(row + 4 * i), scale, inverse, zero)
+                    store_f32(lane, load_f32(lane) + error)
+                store_f32(row_of(rows, length, ERRORS) + 4 * group, sum_of_lanes(sums))
+                row += 4 * count
+                group += 1
+        keep_better(part, entry, rows, length, index, groups, trial)
+    take_back(part, entry, rows, length, index, groups)
+
+
+@part_of_kernel
+def _pack(entry: Any, codes: int, heads: int, dim: int, rows: int, length: int) -> None:
+    """Pack a row with the inverse and the zero point of each group."""
+    row, kind, symmetric = row_of(rows, length, TOKEN), entry[KIND], entry[fields.ZEROS] == 0
+    inverses, zeros = row_of(rows, length, INVERSES), row_of(rows, length, ZEROS)
+    if dim % UNIT == 0 and entry[GROUP] % UNIT == 0:
+        unit = entry[ROW_NBYTES] * UNIT // (heads * dim)
+        for _ in range(heads):
+            for first in range(0, dim, entry[GROUP]):
+                count = min(entry[GROUP], dim - first)
+                pack_alike(kind, symmetric, codes, row, load_f32(inverses), load_f32(zeros), count)
+                codes += count // UNIT * unit
+                row += 4 * count
+                inverses += 4
+                zeros += 4
+        return
+    each_inverse, each_zero = row_of(rows, length, LEVELS), row_of(rows, length, ERRORS)
+    for _ in range(heads):
+        for first in range(0, dim, entry[GROUP]):
+            count = min(entry[GROUP], dim - first)
+            fill(each_inverse, load_f32(inverses), count)
+            fill(each_zero, load_f32(zeros), count)
+            each_inverse += 4 * count
+            each_zero += 4 * count
+            inverses += 4
+            zeros += 4
+    each_inverse, each_zero = row_of(rows, length, LEVELS), row_of(rows, length, ERRORS)
+    clear_rest(each_inverse, heads * dim)
+    clear_rest(each_zero, heads * dim)
+    pack_each(kind, symmetric, codes, row, each_inverse, each_zero, heads * dim)
+
+
+@part_of_kernel
+def _sum_of_products(one: int, other: int, count: int, sums: int) -> Any:
+    """In the order that `reference.SUMMED` says; `sums` is room for them."""
+    if count % SUMMED == 0:
+        return sum_of_products(one, other, count // SUMMED)
+    fill(sums, ZERO, SUMMED)
+    for i in range(count):
+        lane = sums + 4 * (i % SUMMED)
+        store_f32(lane, load_f32(lane) + load_f32(one + 4 * i) * load_f32(other + 4 * i))
+    return sum_of_lanes(sums)
+
+
+@part_of_kernel
+def _encode_levels(part: int, entry: Any, token: int, codes: int, heads: int, dim: int, rows: int, length: int) -> None:
+    """Nearest levels of each head over its root mean square, then the scale with which their squared error is least."""
+    row, inverses, sums = row_of(rows, length, TOKEN), row_of(rows, length, INVERSES), row_of(rows, length, HALVES)
+    sound = True
+    for head in range(heads):
+        at = row + 4 * head * dim
+        size = np.sqrt(_sum_of_products(at, at, dim, sums) / np.float32(dim))
+        sound = sound and size < np.float32(np.inf)
+        store_f32(inverses + 4 * head, np.float32(1.0) / size if size > ZERO else ZERO)
+        store_f32(row_of(rows, length, ZEROS) + 4 * head, ZERO)
+    _pack(entry, codes, heads, dim, rows, length)
+    levels = row_of(rows, length, LEVELS)
+    unpack_alike(entry[KIND], levels, codes, np.float32(1.0), ZERO, heads * dim)
+    for head in range(heads):
+        at = levels + 4 * head * dim
+        along = _sum_of_products(row + 4 * head * dim, at, dim, sums)
+        scale = nearest_half(along / _sum_of_products(at, at, dim, sums))
+        sound = sound and scale & 0x7FFF < INFINITY
+        store_u16(part + entry[fields.SCALES] + 2 * (token * heads + head), scale)
+    if not sound:
+        store_u32(row_of(rows, length, WORST), INFINITY)
+
+
+@part_of_kernel
+def encode_row(part: int, entry: Any, token: int, heads: int, dim: int, rows: int, length: int) -> None:
+    """Encode the token that is in the first row."""
+    codes = part + entry[CODES] + token * entry[ROW_NBYTES]
+    if entry[KIND] in (LLOYD4, LLOYD3, LLOYD2):
+        _encode_levels(part, entry, token, codes, heads, dim, rows, length)
+        return
+    groups = _groups(entry, heads, dim)
+    _extremes(entry, heads, dim, rows, length)
+    if entry[CLIP]:
+        _clip(part, entry, token * groups, heads, dim, rows, length)
+    else:
+        choose_scales(part, entry, rows, length, token * groups, groups, 0)
+    _pack(entry, codes, heads, dim, rows, length)

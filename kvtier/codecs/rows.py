@@ -1,0 +1,187 @@
+"""Rows of float32 in the cache, between a caller's memory and the codes: one token, all heads, one after the other."""
+
+# ruff: noqa: FBT001, PLR0917 (numba passes a kernel's arguments by position)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvtier.codecs import units
+from kvtier.codecs.batch import DTYPES
+from kvtier.codecs.intrinsics import (
+    LINE,
+    load_f32,
+    load_i64,
+    load_u16,
+    load_u32,
+    prefetch,
+    store_f32,
+    store_u16,
+    store_u32,
+)
+from kvtier.codecs.jit import part_of_kernel
+from kvtier.codecs.lanes import one_narrowed, one_widened
+from kvtier.codecs.layout import UNIT
+from kvtier.codecs.raw_kernel import copy_run
+from kvtier.codecs.sums import hadamard
+
+BFLOAT16, FLOAT16, FLOAT32 = DTYPES.values()
+AHEAD = 3072
+"""Bytes that are prefetched before they are read: computing must not wait for the memory."""
+
+_widen = tuple(units.widen(dtype) for dtype in DTYPES)
+_narrow = tuple(units.narrow(dtype) for dtype in DTYPES)
+_stream = tuple(units.narrow(dtype, streaming=True) for dtype in DTYPES)
+_one_widened = tuple(one_widened(dtype) for dtype in DTYPES)
+_one_narrowed = tuple(one_narrowed(dtype) for dtype in DTYPES)
+
+
+@part_of_kernel
+def place(base: int, step: Any, token: int, paging: Any) -> int:
+    """Address of a token; `paging`: address of the page table, and tokens in a page, 0 when there are none."""
+    table, page_tokens = paging
+    if page_tokens == 0:
+        return base + token * step[0]
+    page = load_i64(table + token // page_tokens * 8)
+    return base + page * step[3] + token % page_tokens * step[0]
+
+
+@part_of_kernel
+def prefetch_lines(address: int, nbytes: int) -> None:
+    """Ask for what will be read next."""
+    for at in range(0, nbytes, LINE):
+        prefetch(address + at)
+
+
+def _reader(number: int) -> Any:
+    itemsize = 4 if number == FLOAT32 else 2
+    wide, one = _widen[number], _one_widened[number]
+    load = load_u32 if number == FLOAT32 else load_u16
+
+    @part_of_kernel
+    def read(row: int, at: int, count: int, by_element: int) -> None:
+        done = 0
+        if by_element == itemsize:
+            done = count // UNIT * UNIT
+            for i in range(0, done, UNIT):
+                wide(row + 4 * i, at + itemsize * i)
+        for i in range(done, count):
+            store_f32(row + 4 * i, one(load(at + by_element * i)))
+
+    return read
+
+
+def _writer(number: int) -> Any:
+    itemsize = 4 if number == FLOAT32 else 2
+    wide, line, one = _narrow[number], _stream[number], _one_narrowed[number]
+    store = store_u32 if number == FLOAT32 else store_u16
+
+    @part_of_kernel
+    def write(at: int, row: int, count: int, by_element: int, staging: int, streaming: bool) -> None:
+        if streaming and by_element == itemsize and at % LINE == 0 and count % UNIT == 0:
+            for i in range(0, count, UNIT):
+                line(at + itemsize * i, row + 4 * i)
+            return
+        streaming = streaming and by_element == itemsize and count * itemsize >= 2 * LINE
+        target = staging if streaming else at
+        done = 0
+        if by_element == itemsize:
+            done = count // UNIT * UNIT
+            for i in range(0, done, UNIT):
+                wide(target + itemsize * i, row + 4 * i)
+        for i in range(done, count):
+            store(target + by_element * i, one(load_f32(row + 4 * i)))
+        if streaming:
+            copy_run(at, staging, count * itemsize, streaming)
+
+    return write
+
+
+_read_bf16, _read_fp16, _read_fp32 = (_reader(number) for number in DTYPES.values())
+_write_bf16, _write_fp16, _write_fp32 = (_writer(number) for number in DTYPES.values())
+
+
+@part_of_kernel
+def gather(row: int, at: int, step: Any, heads: int, dim: int, dtype: int) -> None:
+    """Widen one token's heads into a row."""
+    itemsize = 4 if dtype == FLOAT32 else 2
+    runs, count = (1, heads * dim) if step[2] == itemsize and step[1] == dim * itemsize else (heads, dim)
+    for _ in range(runs):
+        if dtype == BFLOAT16:
+            _read_bf16(row, at, count, step[2])
+        elif dtype == FLOAT16:
+            _read_fp16(row, at, count, step[2])
+        else:
+            _read_fp32(row, at, count, step[2])
+        row += 4 * count
+        at += step[1]
+
+
+@part_of_kernel
+def scatter(at: int, row: int, step: Any, heads: int, dim: int, dtype: int, staging: int, streaming: bool) -> None:
+    """Narrow a row into one token's heads; `staging` is room for as many elements."""
+    itemsize = 4 if dtype == FLOAT32 else 2
+    runs, count = (1, heads * dim) if step[2] == itemsize and step[1] == dim * itemsize else (heads, dim)
+    for _ in range(runs):
+        if dtype == BFLOAT16:
+            _write_bf16(at, row, count, step[2], staging, streaming)
+        elif dtype == FLOAT16:
+            _write_fp16(at, row, count, step[2], staging, streaming)
+        else:
+            _write_fp32(at, row, count, step[2], staging, streaming)
+        row += 4 * count
+        at += step[1]
+
+
+_LARGEST = 256
+_hadamard_2, _hadamard_4, _hadamard_8 = (hadamard(n, n**-0.5) for n in (2, 4, 8))
+_hadamard_16, _hadamard_32, _hadamard_64 = (hadamard(n, n**-0.5) for n in (16, 32, 64))
+_hadamard_128, _hadamard_256, _hadamard_unscaled = (
+    hadamard(n, f) for n, f in ((128, 128**-0.5), (256, 1 / 16), (256, 1))
+)
+
+
+@part_of_kernel
+def rotate(row: int, count: int, size: int) -> None:
+    """Rotate each run of `size` elements of a row, which has room up to a multiple of 16."""
+    if size < 2:
+        return
+    for at in range(row, row + 4 * count, 4 * max(size, 16)):
+        if size == 128:
+            _hadamard_128(at)
+        elif size == 64:
+            _hadamard_64(at)
+        elif size == 256:
+            _hadamard_256(at)
+        elif size == 32:
+            _hadamard_32(at)
+        elif size == 16:
+            _hadamard_16(at)
+        elif size == 8:
+            _hadamard_8(at)
+        elif size == 4:
+            _hadamard_4(at)
+        elif size == 2:
+            _hadamard_2(at)
+        else:
+            _rotate_long(at, size)
+
+
+@part_of_kernel
+def _rotate_long(row: int, size: int) -> None:
+    for at in range(row, row + 4 * size, 4 * _LARGEST):
+        _hadamard_unscaled(at)
+    apart = _LARGEST
+    while apart < size:
+        for at in range(size):
+            if not at & apart:
+                low, high = row + 4 * at, row + 4 * (at + apart)
+                one, other = load_f32(low), load_f32(high)
+                store_f32(low, one + other)
+                store_f32(high, one - other)
+        apart *= 2
+    factor = np.float32(np.float64(size) ** -0.5)
+    for at in range(row, row + 4 * size, 4):
+        store_f32(at, load_f32(at) * factor)
