@@ -28,7 +28,7 @@ def codec_for(plan: str, spec: KVSpec) -> Codec:
 
 @cache
 def _codec(plan: str, spec: KVSpec) -> Codec:
-    from kvtier.codecs.codec import PlanCodec
+    from kvtier.codecs.cpu.codec import PlanCodec
 
     return PlanCodec(plan, spec)
 

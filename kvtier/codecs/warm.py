@@ -13,8 +13,8 @@ def warm() -> Path | None:
     Returns:
         The folder that keeps them, or None when no folder can be written and every process compiles anew.
     """
-    from kvtier.codecs.codec import PlanCodec
-    from kvtier.codecs.jit import CACHE_FOLDER
+    from kvtier.codecs.cpu.codec import PlanCodec
+    from kvtier.codecs.cpu.jit import CACHE_FOLDER
 
     del PlanCodec
     return CACHE_FOLDER

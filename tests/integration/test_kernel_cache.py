@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvtier.codecs import jit
+from kvtier.codecs.cpu import jit
 
 ROOT = Path(jit.__file__).parents[2]
 
 SCRIPT = """
 import pathlib
-from kvtier.codecs import jit
+from kvtier.codecs.cpu import jit
 {setup}
 import numpy as np
 from kvtier.codecs.warm import main, warm

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.codecs import jit
+from kvtier.codecs.cpu import jit
 
 ROOT = Path(jit.__file__).parents[2]
 

@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kvtier.codecs import lanes
-from kvtier.codecs.intrinsics import HALF, load_vector, store_vector
+from kvtier.codecs.cpu import lanes
+from kvtier.codecs.cpu.intrinsics import HALF, load_vector, store_vector
 
 
 def converted(stored: np.ndarray, convert: object, item: object, out: np.ndarray) -> np.ndarray:

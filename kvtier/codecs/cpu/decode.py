@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from kvtier.codecs import tokens
-from kvtier.codecs.batch import SIGNATURE
-from kvtier.codecs.fields import (
+from kvtier.codecs.cpu import tokens
+from kvtier.codecs.cpu.batch import SIGNATURE
+from kvtier.codecs.cpu.fields import (
     CHANNEL,
     CODES,
     FP16,
@@ -34,15 +34,15 @@ from kvtier.codecs.fields import (
     ZEROS,
     entry_of,
 )
-from kvtier.codecs.intrinsics import fence, load_u16, store_f32
-from kvtier.codecs.jit import compiled, part_of_kernel
+from kvtier.codecs.cpu.intrinsics import fence, load_u16, store_f32
+from kvtier.codecs.cpu.jit import compiled, part_of_kernel
 from kvtier.codecs.layout import UNIT
-from kvtier.codecs.packing import unpack_alike, unpack_each
-from kvtier.codecs.raw_kernel import LOAD, copy_tokens
-from kvtier.codecs.rows import AHEAD, place, prefetch_lines, rotate, scatter
-from kvtier.codecs.scales import one_half
-from kvtier.codecs.tokens import fill, row_of
-from kvtier.codecs.units import widen, zeros_of
+from kvtier.codecs.cpu.packing import unpack_alike, unpack_each
+from kvtier.codecs.cpu.exact import LOAD, copy_tokens
+from kvtier.codecs.cpu.rows import AHEAD, place, prefetch_lines, rotate, scatter
+from kvtier.codecs.cpu.scales import one_half
+from kvtier.codecs.cpu.tokens import fill, row_of
+from kvtier.codecs.cpu.units import widen, zeros_of
 
 
 @part_of_kernel

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtier.codecs.fields import E4M3, INT2, INT3, INT4, INT8, LLOYD2, LLOYD3, LLOYD4
-from kvtier.codecs.jit import part_of_kernel
+from kvtier.codecs.cpu.fields import E4M3, INT2, INT3, INT4, INT8, LLOYD2, LLOYD3, LLOYD4
+from kvtier.codecs.cpu.jit import part_of_kernel
 from kvtier.codecs.layout import UNIT, UNIT_NBYTES, Kind
-from kvtier.codecs.units import pack, unpack
+from kvtier.codecs.cpu.units import pack, unpack
 
 QUANTISED = (
     Kind.INT8,

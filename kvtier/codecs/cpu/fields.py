@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtier.codecs.jit import part_of_kernel
+from kvtier.codecs.cpu.jit import part_of_kernel
 from kvtier.codecs.layout import Field, Granularity, Kind
 
 OFFSET, NBYTES, KIND, SINKS = int(Field.OFFSET), int(Field.NBYTES), int(Field.KIND), int(Field.SINKS)

@@ -8,9 +8,9 @@ from typing import Any
 
 from numba import types
 
-from kvtier.codecs.batch import SIGNATURE
-from kvtier.codecs.channels import encode_channels, encode_tensor
-from kvtier.codecs.fields import (
+from kvtier.codecs.cpu.batch import SIGNATURE
+from kvtier.codecs.cpu.channels import encode_channels, encode_tensor
+from kvtier.codecs.cpu.fields import (
     BF16,
     CHANNEL,
     CODES,
@@ -27,15 +27,15 @@ from kvtier.codecs.fields import (
     TENSOR,
     entry_of,
 )
-from kvtier.codecs.halves import INFINITY
-from kvtier.codecs.intrinsics import fence, store_u8, store_u32
-from kvtier.codecs.jit import compiled, part_of_kernel
+from kvtier.codecs.cpu.halves import INFINITY
+from kvtier.codecs.cpu.intrinsics import fence, store_u8, store_u32
+from kvtier.codecs.cpu.jit import compiled, part_of_kernel
 from kvtier.codecs.layout import UNIT
-from kvtier.codecs.raw_kernel import STORE, copy_tokens
-from kvtier.codecs.row_scales import encode_row
-from kvtier.codecs.sums import largest_bits
-from kvtier.codecs.tokens import LARGEST, TOKEN, WORST, read_token, row_of
-from kvtier.codecs.units import narrow
+from kvtier.codecs.cpu.exact import STORE, copy_tokens
+from kvtier.codecs.cpu.row_scales import encode_row
+from kvtier.codecs.cpu.sums import largest_bits
+from kvtier.codecs.cpu.tokens import LARGEST, TOKEN, WORST, read_token, row_of
+from kvtier.codecs.cpu.units import narrow
 
 _narrow_bf16, _narrow_fp16 = narrow("bfloat16"), narrow("float16")
 INFINITE = 0x7F800000

@@ -11,8 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kvtier.codecs.intrinsics import LONG, WORD, load_vector, store_vector
-from kvtier.codecs.lanes import STORED, all_of, as_bits, part
+from kvtier.codecs.cpu.intrinsics import LONG, WORD, load_vector, store_vector
+from kvtier.codecs.cpu.lanes import STORED, all_of, as_bits, part
 from kvtier.codecs.layout import UNIT
 
 FLOAT = ir.FloatType()

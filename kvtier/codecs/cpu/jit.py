@@ -12,29 +12,6 @@ from typing import Any
 
 import numba
 
-SOURCES = (
-    "jit.py",
-    "batch.py",
-    "intrinsics.py",
-    "lanes.py",
-    "codebook.py",
-    "layout.py",
-    "units.py",
-    "sums.py",
-    "raw_kernel.py",
-    "fields.py",
-    "rows.py",
-    "halves.py",
-    "scales.py",
-    "packing.py",
-    "tokens.py",
-    "channels.py",
-    "row_scales.py",
-    "encode_kernel.py",
-    "decode_kernel.py",
-)
-"""Files that the machine code depends on. numba looks at the time stamp of one file; here are the bytes of all."""
-
 
 def cache_folder() -> Path | None:
     """Choose the first folder that can be written, or None.
@@ -42,9 +19,11 @@ def cache_folder() -> Path | None:
     `NUMBA_CACHE_DIR` if it is set, else beside this package, else `XDG_CACHE_HOME/kvtier/numba`. Below it, a folder of
     these sources' own, so that kernels of another version are never picked up.
     """
+    # numba looks at the time stamp of one file; here are the bytes of all that the machine code depends on.
     digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update(Path(__file__).with_name(name).read_bytes())
+    package = Path(__file__).parent
+    for source in [*sorted(package.glob("*.py")), package.with_name("layout.py"), package.with_name("codebook.py")]:
+        digest.update(source.read_bytes())
     for base in _candidates():
         folder = base / f"kvtier-{digest.hexdigest()[:12]}"
         if _writable(folder):

@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kvtier.codecs.intrinsics import HALF, WORD, load_vector, store_vector
-from kvtier.codecs.lanes import STORED, all_of, as_bits, as_float, splat
+from kvtier.codecs.cpu.intrinsics import HALF, WORD, load_vector, store_vector
+from kvtier.codecs.cpu.lanes import STORED, all_of, as_bits, as_float, splat
 from kvtier.codecs.layout import UNIT
 
 FLOAT = ir.FloatType()

@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from kvtier.codecs.intrinsics import HALF, LONG, WORD
+from kvtier.codecs.cpu.intrinsics import HALF, LONG, WORD
 
 MAGIC = 12582912.0
 """1.5 * 2**23: adding it to a small float32 rounds to nearest even and leaves the integer in the low bits."""

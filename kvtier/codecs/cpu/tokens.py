@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.codecs.fields import ROTATION
-from kvtier.codecs.intrinsics import store_f32
-from kvtier.codecs.jit import part_of_kernel
+from kvtier.codecs.cpu.fields import ROTATION
+from kvtier.codecs.cpu.intrinsics import store_f32
+from kvtier.codecs.cpu.jit import part_of_kernel
 from kvtier.codecs.layout import UNIT
-from kvtier.codecs.rows import gather, place, rotate
-from kvtier.codecs.sums import keep_largest_bits
+from kvtier.codecs.cpu.rows import gather, place, rotate
+from kvtier.codecs.cpu.sums import keep_largest_bits
 
 TOKEN, SCALES, INVERSES, ZEROS, LOW, HIGH, LEVELS, ERRORS, BEST, HALVES, LARGEST, WORST = range(12)
 """A token's elements; of each group its scale, the inverse, the zero point, the least and the greatest element; room for a

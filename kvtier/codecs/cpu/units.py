@@ -14,8 +14,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from kvtier.codecs.codebook import LEVELS, MIDPOINTS
-from kvtier.codecs.intrinsics import BYTE, LONG, WORD, load_vector, store_vector
-from kvtier.codecs.lanes import MAGIC, STORED, all_of, as_bits, as_float, join, look_up, part, splat
+from kvtier.codecs.cpu.intrinsics import BYTE, LONG, WORD, load_vector, store_vector
+from kvtier.codecs.cpu.lanes import MAGIC, STORED, all_of, as_bits, as_float, join, look_up, part, splat
 from kvtier.codecs.layout import UNIT, Kind
 
 FLOAT = ir.FloatType()

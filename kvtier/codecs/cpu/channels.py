@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.codecs import fields
-from kvtier.codecs.batch import DTYPES
-from kvtier.codecs.fields import CLIP, CODES, GROUP, KIND, ROTATION, ROW_NBYTES
-from kvtier.codecs.intrinsics import load_f32, store_f32
-from kvtier.codecs.jit import part_of_kernel
+from kvtier.codecs.cpu import fields
+from kvtier.codecs.cpu.batch import DTYPES
+from kvtier.codecs.cpu.fields import CLIP, CODES, GROUP, KIND, ROTATION, ROW_NBYTES
+from kvtier.codecs.cpu.intrinsics import load_f32, store_f32
+from kvtier.codecs.cpu.jit import part_of_kernel
 from kvtier.codecs.layout import UNIT
-from kvtier.codecs.packing import pack_each
-from kvtier.codecs.rows import place
-from kvtier.codecs.scales import SHARES, choose_scales, keep_better, squared_error, take_back
-from kvtier.codecs.sums import extremes, extremes_each
-from kvtier.codecs.tokens import (
+from kvtier.codecs.cpu.packing import pack_each
+from kvtier.codecs.cpu.rows import place
+from kvtier.codecs.cpu.scales import SHARES, choose_scales, keep_better, squared_error, take_back
+from kvtier.codecs.cpu.sums import extremes, extremes_each
+from kvtier.codecs.cpu.tokens import (
     ERRORS,
     HALVES,
     HIGH,

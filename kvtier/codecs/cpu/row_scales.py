@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.codecs import fields
-from kvtier.codecs.fields import CLIP, CODES, GROUP, KIND, LLOYD2, LLOYD3, LLOYD4, ROW_NBYTES
-from kvtier.codecs.halves import INFINITY, nearest_half
-from kvtier.codecs.intrinsics import load_f32, store_f32, store_u16, store_u32
-from kvtier.codecs.jit import part_of_kernel
+from kvtier.codecs.cpu import fields
+from kvtier.codecs.cpu.fields import CLIP, CODES, GROUP, KIND, LLOYD2, LLOYD3, LLOYD4, ROW_NBYTES
+from kvtier.codecs.cpu.halves import INFINITY, nearest_half
+from kvtier.codecs.cpu.intrinsics import load_f32, store_f32, store_u16, store_u32
+from kvtier.codecs.cpu.jit import part_of_kernel
 from kvtier.codecs.layout import UNIT
-from kvtier.codecs.packing import pack_alike, pack_each, unpack_alike
-from kvtier.codecs.scales import SHARES, choose_scales, keep_better, squared_error, take_back
-from kvtier.codecs.sums import SUMMED, extremes, sum_of_lanes, sum_of_products
-from kvtier.codecs.tokens import (
+from kvtier.codecs.cpu.packing import pack_alike, pack_each, unpack_alike
+from kvtier.codecs.cpu.scales import SHARES, choose_scales, keep_better, squared_error, take_back
+from kvtier.codecs.cpu.sums import SUMMED, extremes, sum_of_lanes, sum_of_products
+from kvtier.codecs.cpu.tokens import (
     ERRORS,
     HALVES,
     HIGH,

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.codecs import tokens
-from kvtier.codecs.fields import E4M3, E5M2, INT3, INT4, INT8, KIND, SCALES, ZEROS
-from kvtier.codecs.halves import choose, nearest_half
-from kvtier.codecs.intrinsics import copy_memory, load_f32, load_u16, store_f32, store_u16
-from kvtier.codecs.jit import part_of_kernel
-from kvtier.codecs.lanes import one_widened
+from kvtier.codecs.cpu import tokens
+from kvtier.codecs.cpu.fields import E4M3, E5M2, INT3, INT4, INT8, KIND, SCALES, ZEROS
+from kvtier.codecs.cpu.halves import choose, nearest_half
+from kvtier.codecs.cpu.intrinsics import copy_memory, load_f32, load_u16, store_f32, store_u16
+from kvtier.codecs.cpu.jit import part_of_kernel
+from kvtier.codecs.cpu.lanes import one_widened
 from kvtier.codecs.layout import UNIT
-from kvtier.codecs.tokens import row_of
+from kvtier.codecs.cpu.tokens import row_of
 
 MAGIC = np.float32(12582912.0)
 """1.5 * 2**23: added to a small float32 and taken away again it rounds to nearest even."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.codecs.batch import STREAMING_NBYTES, arguments
-from kvtier.codecs.decode_kernel import decode_blocks
-from kvtier.codecs.encode_kernel import encode_blocks
-from kvtier.codecs.intrinsics import STREAMS
+from kvtier.codecs.cpu.batch import STREAMING_NBYTES, arguments
+from kvtier.codecs.cpu.decode import decode_blocks
+from kvtier.codecs.cpu.encode import encode_blocks
+from kvtier.codecs.cpu.intrinsics import STREAMS
 from kvtier.codecs.layout import layout
 from kvtier.codecs.plan import canonical, parse_plan, resolve
 from kvtier.codecs.view import KVView

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.codecs import units
-from kvtier.codecs.batch import DTYPES
-from kvtier.codecs.intrinsics import (
+from kvtier.codecs.cpu import units
+from kvtier.codecs.cpu.batch import DTYPES
+from kvtier.codecs.cpu.intrinsics import (
     LINE,
     load_f32,
     load_i64,
@@ -21,11 +21,11 @@ from kvtier.codecs.intrinsics import (
     store_u16,
     store_u32,
 )
-from kvtier.codecs.jit import part_of_kernel
-from kvtier.codecs.lanes import one_narrowed, one_widened
+from kvtier.codecs.cpu.jit import part_of_kernel
+from kvtier.codecs.cpu.lanes import one_narrowed, one_widened
 from kvtier.codecs.layout import UNIT
-from kvtier.codecs.raw_kernel import copy_run
-from kvtier.codecs.sums import hadamard
+from kvtier.codecs.cpu.exact import copy_run
+from kvtier.codecs.cpu.sums import hadamard
 
 BFLOAT16, FLOAT16, FLOAT32 = DTYPES.values()
 AHEAD = 3072
