@@ -119,14 +119,19 @@ def _ratio(pairs: list[tuple[float, float]]) -> Ratio:
     )
 
 
-def options(doc: str | None) -> argparse.Namespace:
-    """Parse `--json` and `--smoke`, which every benchmark takes."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON line a figure instead of a table")
-    parser.add_argument(
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Make a parser of `--json` and `--smoke`, which every benchmark takes."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", action="store_true", help="one JSON line a figure instead of a table")
+    made.add_argument(
         "--smoke", action="store_true", help="small and quick: does it still run; the numbers mean little"
     )
-    return parser.parse_args()
+    return made
+
+
+def options(doc: str | None) -> argparse.Namespace:
+    """Parse what every benchmark takes."""
+    return parser(doc).parse_args()
 
 
 def emit(figures: Iterable[Figure], *, as_json: bool) -> None:

@@ -1,0 +1,35 @@
+"""What the model loses when it reads stored KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.quality.passage import Passage, go_on
+from benchmarks.quality.stored import KV
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Means over the scored tokens of one text.
+
+    Attributes:
+        kl: divergence of the predictions from those over the exact KV, nats a token.
+        dnll: how much less the text's own next token is expected, nats a token; either sign.
+        top1: how often the most probable token is the same.
+    """
+
+    kl: float
+    dnll: float
+    top1: float
+
+
+def loss(model: Any, passage: Passage, kv: KV) -> Loss:
+    """Read on from this KV in place of the exact one."""
+    exact, lossy = passage.exact, go_on(model, passage.ids, kv)
+    truth = passage.ids[1:, None]
+    return Loss(
+        kl=float((exact.exp() * (exact - lossy)).sum(-1).mean()),
+        dnll=float((exact - lossy).gather(-1, truth).mean()),
+        top1=float((exact.argmax(-1) == lossy.argmax(-1)).double().mean()),
+    )
