@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from kvtier.lossless.frame import Buffer, Method, pack, unpack
+from kvtier.lossless.frame import Buffer, pack, unpack
+from kvtier.lossless.method import Method
 
 MARGIN = 0.05
 """Part of the time, or of the bytes, that a method must save to be chosen: a tie is for leaving bytes alone."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from kvtier.block import BlockHeader
 from kvtier.errors import CorruptPayload
+from kvtier.lossless.method import Method
 from kvtier.lossless.planes import merge, split
 
 MAGIC = b"KVTIERLL"
@@ -39,15 +39,10 @@ LENGTH = struct.Struct("<I")
 PIECE = 512 << 10
 """Elements at a time; zstd's level 1 finds and decodes exponents best in planes above 256 KiB."""
 
+WHOLE = ("raw", "bf16", "fp16")
+"""Plans that keep whole elements; of 16 bits, unless "raw" keeps wider ones, which a header does not tell."""
+
 Buffer = bytes | bytearray | memoryview
-
-
-class Method(IntEnum):
-    """What is done with the high plane; STORED is no frame but the payload itself."""
-
-    STORED = 0
-    LZ4 = 1
-    ZSTD = 2
 
 
 _CODECS = {Method.LZ4: pa.Codec("lz4_raw"), Method.ZSTD: pa.Codec("zstd", compression_level=1)}
@@ -64,7 +59,7 @@ _scratch = _Scratch()
 
 def suits(header: BlockHeader) -> bool:
     """Whether packing the payload of this header is worth a try."""
-    return header.plan == "raw"
+    return header.plan in WHOLE
 
 
 def is_frame(content: Buffer) -> bool:

@@ -1,13 +1,10 @@
-"""16-bit elements to two planes of bytes, and back.
+"""16-bit elements to two planes of bytes, and back: the high bytes of all, then the low bytes.
 
-An element's bits are rotated left by one, which for bfloat16 puts its 8 exponent bits side by side:
+    bfloat16   s eeeeeee | e mmmmmmm
+    float16    s eeeee mm | mmmmmmmm
 
-    little-endian bfloat16   s eeeeeeee mmmmmmm
-    high plane                 eeeeeeee
-    low plane                           mmmmmmm s
-
-For float16 the high plane has 5 exponent bits and 3 of the mantissa. ZipNN (arXiv 2411.05239) orders the bits of
-bfloat16 like this. Against whole bytes it is worth 1 percent with LZ4 and zstd alike, and nothing in time.
+Rotating the bits by one, so that a plane holds bfloat16's exponent and nothing else (as ZipNN does, arXiv 2411.05239),
+was measured: LZ4 gains 0.7 percent by it, zstd nothing.
 """
 
 from __future__ import annotations
@@ -37,22 +34,17 @@ def _compiled(signature: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-# Bytes and not 16-bit words: LLVM makes better code of them, and any address will do.
-
-
 @_compiled(types.void(_SOURCE, _TARGET, _TARGET))
 def split(elements: Any, high: Any, low: Any) -> None:
     """Fill the planes, one byte an element each."""
     for i in range(high.size):
-        first, second = elements[2 * i], elements[2 * i + 1]
-        high[i] = (second << 1) | (first >> 7)
-        low[i] = (first << 1) | (second >> 7)
+        low[i] = elements[2 * i]
+        high[i] = elements[2 * i + 1]
 
 
 @_compiled(types.void(_SOURCE, _SOURCE, _TARGET))
 def merge(high: Any, low: Any, elements: Any) -> None:
     """Fill the elements; the inverse of `split`."""
     for i in range(high.size):
-        one, other = high[i], low[i]
-        elements[2 * i] = (other >> 1) | (one << 7)
-        elements[2 * i + 1] = (one >> 1) | (other << 7)
+        elements[2 * i] = low[i]
+        elements[2 * i + 1] = high[i]

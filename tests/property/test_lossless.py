@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvtier.errors import CorruptPayload
 from kvtier.lossless import frame
-from kvtier.lossless.frame import HEADER, Method, pack, unpack
+from kvtier.lossless.frame import HEADER, pack, unpack
+from kvtier.lossless.method import Method
 
 METHODS = st.sampled_from([Method.LZ4, Method.ZSTD])
 PIECES = st.sampled_from([1, 7, 64, 1000, frame.PIECE])
