@@ -10,28 +10,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks._harness import Figure, emit, options, paired
-from kvtier.lossless.frame import Method, pack, unpack
+from benchmarks._kv import bodies
+from kvtier.lossless.frame import pack, unpack
+from kvtier.lossless.method import Method
 
-DATA = Path(__file__).parents[1] / "tests" / "data"
 CODECS = {"lz4": pa.Codec("lz4_raw"), "zstd": pa.Codec("zstd", compression_level=1)}
 METHODS = {"lz4": Method.LZ4, "zstd": Method.ZSTD}
 SPEED = "ratio to memcpy"
-
-
-def bodies(parts: str) -> list[bytes]:
-    """One body a model: layers one after the other, in each K `[tokens, kv_heads, head_dim]`, then V."""
-    made = []
-    for file in sorted(DATA.glob("kv_*.npz")):
-        with np.load(file) as arrays:
-            layers = [arrays[part].transpose(0, 2, 1, 3).reshape(len(arrays[part]), -1) for part in parts]
-        made.append(np.concatenate(layers, axis=1).tobytes())
-    return made
 
 
 def sizes() -> Iterator[Figure]:
@@ -51,7 +41,7 @@ class Workload:
     """The same bodies again and again, each copy in memory of its own, so that nothing stays in the cache."""
 
     def __init__(self, nbytes: int) -> None:
-        sample = bodies("kv")
+        sample = bodies()
         self.bodies = [
             memoryview(bytearray(body)) for _ in range(nbytes // sum(map(len, sample)) + 1) for body in sample
         ]
