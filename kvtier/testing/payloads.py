@@ -24,9 +24,17 @@ def payload_of(seed: int, nbytes: int) -> bytes:
         seed: which block; its address is `key_of(seed)`.
         nbytes: at least `LEAST_NBYTES`.
     """
-    if nbytes < LEAST_NBYTES:
-        raise ValueError(f"a payload has at least {LEAST_NBYTES} bytes, not {nbytes}")
-    body = np.random.Generator(np.random.SFC64([seed, nbytes])).bytes(nbytes - LEAST_NBYTES)
+    return payload_with(seed, _random(seed, nbytes).bytes(nbytes - LEAST_NBYTES))
+
+
+def normal_payload_of(seed: int, nbytes: int) -> bytes:
+    """Like `payload_of`; its body is normally distributed bfloat16, and so can be packed, as that of KV can."""
+    values = _random(seed, nbytes).standard_normal((nbytes - LEAST_NBYTES + 1) // 2, np.float32)
+    return payload_with(seed, (values.view(np.uint32) >> 16).astype("<u2").tobytes()[: nbytes - LEAST_NBYTES])
+
+
+def payload_with(seed: int, body: bytes) -> bytes:
+    """The payload of a seed with this body."""
     key = key_of(seed)
     header = BlockHeader(
         key=key[: ADDRESS_NBYTES - 2],
@@ -40,3 +48,9 @@ def payload_of(seed: int, nbytes: int) -> bytes:
         checksum=xxhash.xxh3_64_intdigest(body),
     )
     return header.pack() + body
+
+
+def _random(seed: int, nbytes: int) -> np.random.Generator:
+    if nbytes < LEAST_NBYTES:
+        raise ValueError(f"a payload has at least {LEAST_NBYTES} bytes, not {nbytes}")
+    return np.random.Generator(np.random.SFC64([seed, nbytes]))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
+from kvtier.testing.payloads import normal_payload_of
 from kvtier.testing.tier import MakeTier, TierKit
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.nvme import NvmeTier
@@ -43,6 +45,26 @@ class TestNvmeSmallest(TestNvme):
     """Regions of a few records, so that the log wraps all the time."""
 
     capacity = 1 << 20
+
+
+class TestNvmePacked(TestNvme):
+    @pytest.fixture
+    def make_tier(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeTier:
+        monkeypatch.setattr("kvtier.testing.tier.payload_of", normal_payload_of)
+        return lambda arena, capacity: NvmeTier(tmp_path / "store", capacity, arena, lossless=Method.ZSTD)
+
+    def test_more_of_them_fit(self, desk):
+        """A region of 256 pages holds 15 of 16 pages and a frame, 7 regions 105; packed, of 12 pages at most, 133."""
+        for seed in range(0, 133, 7):
+            desk.write(range(seed, seed + 7), 65_536)
+        assert all(desk.read(range(133)))
+
+
+class TestNvmePackedSmallest(TestNvmeSmallest):
+    @pytest.fixture
+    def make_tier(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeTier:
+        monkeypatch.setattr("kvtier.testing.tier.payload_of", normal_payload_of)
+        return lambda arena, capacity: NvmeTier(tmp_path / "store", capacity, arena, lossless=Method.LZ4)
 
 
 class TestGpuInHostMemory(TierKit):

@@ -11,7 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
+from kvtier.testing import payloads, tier
 from kvtier.testing.payloads import key_of
 from kvtier.testing.tier import Desk
 from kvtier.tiers.nvme import NvmeTier, transfer
@@ -21,6 +23,11 @@ from kvtier.tiers.nvme.recovery import FILE
 CAPACITY = 512 << 10
 SIZES = (192, 5000, 12_000, 30_000)
 SEEDS = st.integers(0, 40)
+
+
+def payload_of(seed: int, nbytes: int) -> bytes:
+    """Two of three can be packed."""
+    return payloads.payload_of(seed, nbytes) if seed % 3 == 0 else payloads.normal_payload_of(seed, nbytes)
 
 
 class Torn(Exception):
@@ -67,11 +74,17 @@ class NvmeMachine(RuleBasedStateMachine):
         self.maybe: set[int] = set()
         self.damaged = False
 
-    @initialize(direct=st.booleans(), damaging=st.booleans(), nbytes=st.sampled_from([8 << 10, 20 << 10, 4 << 20]))
-    def open(self, direct, damaging, nbytes):
+    @initialize(
+        direct=st.booleans(),
+        damaging=st.booleans(),
+        nbytes=st.sampled_from([8 << 10, 20 << 10, 4 << 20]),
+        method=st.sampled_from(Method),
+    )
+    def open(self, direct, damaging, nbytes, method):
         """With small transfers a batch is many calls on several threads, with large ones a single call."""
-        self.direct, self.damaging = direct, damaging
+        self.direct, self.damaging, self.method = direct, damaging, method
         self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(tier, "payload_of", payload_of)
         self.patch.setattr(transfer, "TRANSFER", nbytes)
         self.desk = Desk(self._open(), self.arena, sizes={seed: SIZES[seed % len(SIZES)] for seed in range(41)})
 
@@ -100,8 +113,9 @@ class NvmeMachine(RuleBasedStateMachine):
         self.maybe |= self.stored & set(seeds)
         self.stored -= set(seeds)
 
-    @rule()
-    def reopen(self):
+    @rule(method=st.sampled_from(Method))
+    def reopen(self, method):
+        self.method = method
         before = self.desk.tier.inventory()
         self.desk.tier.close()
         self._recover()
@@ -169,7 +183,7 @@ class NvmeMachine(RuleBasedStateMachine):
         self.maybe |= dropped
 
     def _open(self) -> NvmeTier:
-        return NvmeTier(self.folder, CAPACITY, self.arena, disk=self.disk, direct=self.direct)
+        return NvmeTier(self.folder, CAPACITY, self.arena, disk=self.disk, direct=self.direct, lossless=self.method)
 
     def _recover(self, *, damaged: bool = False):
         self.desk.tier = self._open()

@@ -2,6 +2,9 @@
 
     regions     what lies on disk: superblock, regions, frames
     log         what is where, in memory: pure bookkeeping, no I/O
+    record      a payload and its place; is what was read whole?
+    packing     payloads in fewer bytes (`kvtier.lossless`), before they are written
+    trial       whether that makes reads faster on this device
     transfer    batches of records between the file and slots, on several threads
     io          the operating system's calls, and whole reads and writes made of them
     recovery    from a folder to a log: create, set aside, scan
@@ -18,6 +21,9 @@ engine. What keeps it honest:
   region was whole. Recovery follows that chain, so nothing of a region's former life can be found, wherever it lies;
   the end of the newest region, which may be torn, is verified then. Everything else is verified when it is read.
 * A region with readers is not taken until they are done.
+
+Payloads that get smaller by it may lie in the file packed; others are read and written in place, by direct I/O between
+slots and device. A file may hold both: what a record is, its frame says. Everybody above sees the payload.
 
 Kill -9 loses nothing that was acknowledged. Power loss may lose what the kernel or the device had not yet written; what
 is torn by it fails verification and is a miss. Removing a key forgets it in memory only: it may be back after a

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvtier.tiers.nvme.regions import Frame, Geometry, checksum, span
+from kvtier.tiers.nvme.regions import Frame, Geometry, checksum
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class Life:
         sequence: its number.
         former_tail: bytes that the life before it had, in another region.
         nonce: what its first frame carries in place of a checksum.
-        links: its frames, plain and packed; none when the first record of all is torn.
+        links: its frames, plain and sealed; none when the first record of all is torn.
     """
 
     sequence: int
@@ -57,12 +57,14 @@ class Entry:
         region: in this region's present life.
         offset: where its frame lies in the file.
         nbytes: bytes of the payload.
+        packed: bytes that lie there in place of the payload's, or 0.
         suspect: it could not be read, so it may be written again.
     """
 
     region: Region
     offset: int
     nbytes: int
+    packed: int = 0
     suspect: bool = False
 
 
@@ -116,14 +118,14 @@ class RegionLog:
         """Take over what another log has dropped and not reported."""
         self._dropped = {key: None for key in former.dropped() if key not in self.entries}
 
-    def lay_out(self, store: bytes, payloads: Iterable[tuple[bytes, int]]) -> list[tuple[Frame, bytes]]:
-        """Frames, plain and packed, for as many of these (key, bytes) as fit into the newest region."""
+    def lay_out(self, store: bytes, payloads: Iterable[tuple[bytes, int, int]]) -> list[tuple[Frame, bytes]]:
+        """Frames, plain and sealed, for as many of these (key, bytes, packed bytes) as fit into the newest region."""
         region, laid = self.newest, []
         base, end = self.geometry.start(region.index), self.geometry.start(region.index + 1)
         at, previous = base + region.tail, region.checksum
         settled = region.tail or region.former_tail
-        for key, nbytes in payloads:
-            frame = Frame(region.sequence, at, previous, settled, key, nbytes)
+        for key, nbytes, packed in payloads:
+            frame = Frame(region.sequence, at, previous, settled, key, nbytes, packed)
             if at + frame.span > end:
                 break
             sealed = frame.pack(store)
@@ -134,10 +136,10 @@ class RegionLog:
     def append(self, region: Region, frame: Frame, sealed: bytes) -> None:
         """Make a record visible that is whole on disk."""
         self.entries.pop(frame.key, None)
-        self.entries[frame.key] = Entry(region, frame.offset, frame.nbytes)
+        self.entries[frame.key] = Entry(region, frame.offset, frame.nbytes, frame.packed)
         self._dropped.pop(frame.key, None)
         region.keys.append(frame.key)
-        region.tail = frame.offset - self.geometry.start(region.index) + span(frame.nbytes)
+        region.tail = frame.offset - self.geometry.start(region.index) + frame.span
         region.checksum = checksum(sealed)
 
     def empty_oldest(self) -> int:

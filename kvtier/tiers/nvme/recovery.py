@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtier.block import PAGE, slot_nbytes, verify_payload
-from kvtier.errors import ConfigError, CorruptPayload
+from kvtier.block import PAGE, slot_nbytes
+from kvtier.errors import ConfigError
 from kvtier.memory.lock import FileLock, own
 from kvtier.tiers.nvme.io import Disk, RegionFile, pages
 from kvtier.tiers.nvme.log import Life, RegionLog
+from kvtier.tiers.nvme.record import Record, wrong
 from kvtier.tiers.nvme.regions import STORE_ID_NBYTES, Frame, Geometry, Superblock, checksum
 
 FILE = "regions"
@@ -186,17 +187,19 @@ class _Scan:
                 return
 
     def _is_whole(self, frame: Frame) -> bool:
-        payload = pages(slot_nbytes(frame.nbytes) // PAGE)
+        slot = pages(slot_nbytes(frame.nbytes) // PAGE)
+        record = Record(frame.offset, frame.key, frame.nbytes, slot, frame.packed)
+        content = pages(record.length // PAGE) if record.packed else slot
         try:
-            self._file.read(frame.offset + PAGE, [payload])
-            return verify_payload(payload, expected=frame.key).payload_nbytes == frame.nbytes
-        except (OSError, CorruptPayload):
+            self._file.read(frame.offset + PAGE, [content])
+        except OSError:
             return False
+        return wrong(record, content) is None
 
 
 def _continues(links: Sequence[tuple[Frame, bytes]], frame: Frame, at: int, end: int) -> bool:
     """Whether a whole frame found at `at` is the next one of this life."""
-    if frame.offset != at or not 0 < frame.nbytes <= frame.span <= end - at or not frame.sequence:
+    if frame.offset != at or not 0 < (frame.packed or frame.nbytes) <= frame.span <= end - at or not frame.sequence:
         return False
     if not links:
         return True

@@ -6,8 +6,9 @@
     | region size, count, id |                     |                     |
     +------------------------+---------------------+---------------------+
 
-    record:   frame, 4 KiB | payload exactly as in its slot, padded to 4 KiB
-    frame:    magic | store id | sequence | offset | previous | settled | address | payload bytes | checksum
+    record:   frame, 4 KiB | payload exactly as in its slot, or packed (`kvtier.lossless`), padded to 4 KiB
+    frame:    magic | store id | sequence | offset | previous | settled | payload bytes | address | packed bytes
+              | checksum
 
 Sequence numbers count the lives of regions. `previous` is the checksum of the frame before it in the same region
 (random in the first one), so the frames of one life are a chain, and a frame of another life never continues it.
@@ -26,7 +27,7 @@ from kvtier.errors import ConfigError
 VERSION = 1
 _SUPER = struct.Struct("<8sHHI16sQQ")
 _SUPER_MAGIC = b"KVTIERRL"
-_FRAME = struct.Struct(f"<8s16sQQQQQ{ADDRESS_NBYTES}s6x")
+_FRAME = struct.Struct(f"<8s16sQQQQQ{ADDRESS_NBYTES}sI2x")
 _FRAME_MAGIC = b"KVTFRAME"
 STORE_ID_NBYTES = 16
 
@@ -120,6 +121,7 @@ class Frame:
             a life, those of the life before it (which is in another region, and over).
         key: the payload's 34-byte address.
         nbytes: bytes of the payload.
+        packed: bytes that lie there in place of the payload's; 0 when it lies there as it is.
     """
 
     sequence: int
@@ -128,33 +130,34 @@ class Frame:
     settled: int
     key: bytes
     nbytes: int
+    packed: int = 0
 
     @property
     def span(self) -> int:
         """Bytes of the whole record."""
-        return span(self.nbytes)
+        return span(self.packed or self.nbytes)
 
     def pack(self, store: bytes) -> bytes:
         """Encode as the front of a page; what follows it is not looked at."""
-        fields = (self.sequence, self.offset, self.previous, self.settled, self.nbytes, self.key)
+        fields = (self.sequence, self.offset, self.previous, self.settled, self.nbytes, self.key, self.packed)
         return _seal(_FRAME.pack(_FRAME_MAGIC, store, *fields))
 
     @classmethod
     def unpack(cls, store: bytes, page: bytes | memoryview) -> tuple[Frame, bytes] | None:
-        """Decode; returns the packed form too, or None when there is no whole frame of this store."""
-        magic, owner, sequence, offset, previous, settled, nbytes, key = _FRAME.unpack_from(page)
+        """Decode; returns the sealed form too, or None when there is no whole frame of this store."""
+        magic, owner, sequence, offset, previous, settled, nbytes, key, packed = _FRAME.unpack_from(page)
         if magic != _FRAME_MAGIC or owner != store or not _is_sealed(page, _FRAME.size):
             return None
-        return cls(sequence, offset, previous, settled, key, nbytes), bytes(page[: _FRAME.size + 8])
+        return cls(sequence, offset, previous, settled, key, nbytes, packed), bytes(page[: _FRAME.size + 8])
 
 
 def span(nbytes: int) -> int:
-    """Bytes that a payload takes in a region, with its frame."""
+    """Bytes that a payload, as it is or packed, takes in a region with its frame."""
     return PAGE + slot_nbytes(nbytes)
 
 
 def checksum(sealed: bytes) -> int:
-    """What the frame after this packed one carries as `previous`."""
+    """What the frame after this sealed one carries as `previous`."""
     return int.from_bytes(sealed[-8:], "little")
 
 

@@ -11,14 +11,18 @@ from pathlib import Path
 
 from kvtier.block import ADDRESS_NBYTES, PAGE, slot_nbytes
 from kvtier.errors import ClosedError, ConfigError, CorruptPayload
+from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
 from kvtier.tiers.base import Slots, TierUsage
 from kvtier.tiers.nvme.health import Health
 from kvtier.tiers.nvme.io import Disk
 from kvtier.tiers.nvme.log import Entry
+from kvtier.tiers.nvme.packing import groups, load_libraries
+from kvtier.tiers.nvme.record import Record
 from kvtier.tiers.nvme.recovery import Opened, open_store
 from kvtier.tiers.nvme.regions import REGION_NBYTES, RESERVE, Frame, Geometry, span
-from kvtier.tiers.nvme.transfer import RECORDS, Record, Transfer
+from kvtier.tiers.nvme.transfer import RECORDS, Transfer
+from kvtier.tiers.nvme.trial import trial
 
 
 class NvmeTier:
@@ -31,6 +35,7 @@ class NvmeTier:
         region_nbytes: size of a region, lowered to an eighth of the capacity; a payload must fit into one.
         threads: reads and writes under way at a time, each.
         direct: bypass the page cache where the file system can.
+        lossless: how payloads that get smaller by it are packed; None: as a trial says with what is written first.
         disk: the operating system's calls.
         clock: monotonic seconds.
 
@@ -53,6 +58,7 @@ class NvmeTier:
         region_nbytes: int = REGION_NBYTES,
         threads: int = 2,
         direct: bool = True,
+        lossless: Method | None = Method.STORED,
         disk: Disk | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +72,10 @@ class NvmeTier:
         )
         self._store = self._open()
         self._transfer = Transfer(threads)
+        self._method = lossless
+        if lossless is not Method.STORED:
+            load_libraries()
+        self._clock = clock
         self._writing = threading.Lock()
         """Held by the one batch that is being written; taken before `_lock`."""
         self._lock = threading.Lock()
@@ -179,7 +189,7 @@ class NvmeTier:
             slot = self._slot(key, offset, nbytes)
             if entry is not None and slot is not None and entry.nbytes == nbytes:
                 entry.region.readers += 1
-                wanted.append((place, Record(entry.offset, key, nbytes, slot), entry))
+                wanted.append((place, Record(entry.offset, key, nbytes, slot, entry.packed), entry))
         return wanted
 
     def _account_read(self, record: Record, entry: Entry, wrong: OSError | CorruptPayload | None) -> None:
@@ -234,6 +244,24 @@ class NvmeTier:
 
     def _append(self, records: list[Record]) -> None:
         """Write records to the end of the log, until one fails."""
+        if self._method is Method.STORED:
+            self._append_group(records)
+            return
+        for group in groups(records):
+            ready = self._transfer.pack(group, self._method) if self._method else group
+            if not self._append_group(ready):
+                return
+            if self._method is None:
+                self._method = trial(self._transfer, self._store.file, self._written(group), self._clock)
+
+    def _written(self, records: Sequence[Record]) -> list[Record]:
+        """Those that are stored, with their places; these stay until the next write."""
+        with self._lock:
+            stored = self._store.log.entries
+            return [replace(r, offset=entry.offset) for r in records if (entry := stored.get(r.key)) is not None]
+
+    def _append_group(self, records: Sequence[Record]) -> bool:
+        """Whether all of them were written."""
         done = 0
         while done < len(records):
             laid = self._lay_out(records[done : done + RECORDS])
@@ -245,18 +273,19 @@ class NvmeTier:
                     self._counters["written_nbytes"] += frame.span
             self._account_write(f"writing in {self.folder} failed: {error}" if error else "")
             if error:
-                return
+                return False
             done += whole
+        return True
 
     def _lay_out(self, records: Sequence[Record]) -> list[tuple[Frame, bytes]]:
         """Frames for as many records as the newest region has room for; takes the oldest when it has none."""
         with self._lock:
             log = self._store.log
-            if log.room() < span(records[0].nbytes):
+            if log.room() < PAGE + records[0].length:
                 self._counters["evicted"] += log.empty_oldest()
                 self._read_done.wait_for(lambda: not log.oldest.readers)
                 log.begin(int.from_bytes(self._disk.random(8), "little"))
-            return log.lay_out(self._store.store, [(record.key, record.nbytes) for record in records])
+            return log.lay_out(self._store.store, [(record.key, record.nbytes, record.packed) for record in records])
 
     def _account_write(self, fault: str, *, final: bool = False) -> None:
         with self._lock:

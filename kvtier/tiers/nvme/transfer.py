@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
-from kvtier.block import PAGE, verify_payload
+from kvtier.block import PAGE
 from kvtier.errors import CorruptPayload
+from kvtier.lossless.method import Method
 from kvtier.tiers.nvme.io import RegionFile, pages
+from kvtier.tiers.nvme.packing import Room, packed
+from kvtier.tiers.nvme.record import Record, wrong
 
 TRANSFER = 4 << 20
 """Neighbouring records are read and written in calls of about this many bytes."""
@@ -20,30 +24,15 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A payload on its way.
+class _Own(threading.local):
+    """What each reading thread has for itself."""
 
-    Attributes:
-        offset: where its frame lies in the file.
-        key: its address.
-        nbytes: bytes of the payload.
-        slot: the memory, a multiple of 4 KiB.
-    """
-
-    offset: int
-    key: bytes
-    nbytes: int
-    slot: memoryview
-
-    @property
-    def end(self) -> int:
-        """Where the next record begins."""
-        return self.offset + PAGE + len(self.slot)
+    def __init__(self) -> None:
+        self.room = Room()
 
 
 class Transfer:
-    """Reads and writes records; thread-safe, but for one write at a time.
+    """Reads and writes records; thread-safe, but for one write (or what is packed for it) at a time.
 
     Args:
         threads: reads and writes under way at a time, each.
@@ -54,6 +43,8 @@ class Transfer:
         self._writers = ThreadPoolExecutor(threads, "nvme-write")
         self._frames = pages(RECORDS)
         self._skipped = pages(1)
+        self._packing = Room()
+        self._unpacking = _Own()
 
     def read(self, file: RegionFile, records: Sequence[Record]) -> list[OSError | CorruptPayload | None]:
         """Fill the slots and verify them; says for each what is wrong with it."""
@@ -64,6 +55,15 @@ class Transfer:
         for place, answer in zip(order, found, strict=True):
             answers[place] = answer
         return answers
+
+    def pack(self, records: Sequence[Record], method: Method) -> list[Record]:
+        """Pack the payloads that get smaller; the next call overwrites what it returns."""
+        ends = list(accumulate(len(record.slot) for record in records))
+        room = self._packing.get(ends[-1])
+        rooms = [room[end - len(record.slot) : end] for end, record in zip(ends, records, strict=True)]
+        return _each(
+            self._writers, lambda item: packed(item[0], method, item[1]), list(zip(records, rooms, strict=True))
+        )
 
     def write(self, file: RegionFile, frames: Sequence[bytes], records: Sequence[Record]) -> tuple[int, OSError | None]:
         """Write at most `RECORDS` neighbours; returns how many from the first on are whole, and what went wrong."""
@@ -87,19 +87,24 @@ class Transfer:
         self._writers.shutdown()
 
     def _read_run(self, file: RegionFile, run: Sequence[Record]) -> list[OSError | CorruptPayload | None]:
-        buffers = [run[0].slot]
-        for record in run[1:]:
-            buffers += (self._skipped, record.slot)
+        room = self._unpacking.room.get(sum(record.length for record in run if record.packed))
+        contents: list[memoryview] = []
+        buffers: list[memoryview] = []
+        for record in run:
+            content, room = (room[: record.length], room[record.length :]) if record.packed else (record.slot, room)
+            contents.append(content)
+            buffers += (self._skipped, content)
         try:
-            file.read(run[0].offset + PAGE, buffers)
+            file.read(run[0].offset + PAGE, buffers[1:])
         except OSError as exc:
             return [exc] * len(run)
-        return [_wrong(record) for record in run]
+        return [wrong(record, content) for record, content in zip(run, contents, strict=True)]
 
     def _write_run(self, file: RegionFile, first: int, run: Sequence[Record]) -> OSError | None:
         buffers: list[memoryview] = []
         for place, record in enumerate(run, first):
-            buffers += (self._frames[place * PAGE : (place + 1) * PAGE], record.slot)
+            content = record.slot if record.content is None else record.content[: record.length]
+            buffers += (self._frames[place * PAGE : (place + 1) * PAGE], content)
         try:
             file.write(run[0].offset, buffers)
         except OSError as exc:
@@ -118,16 +123,6 @@ def _runs(records: Sequence[Record]) -> Iterator[list[Record]]:
         run.append(record)
     if run:
         yield run
-
-
-def _wrong(record: Record) -> CorruptPayload | None:
-    try:
-        header = verify_payload(record.slot, expected=record.key)
-    except CorruptPayload as exc:
-        return exc
-    if header.payload_nbytes != record.nbytes:
-        return CorruptPayload(f"block {record.key.hex()} has {header.payload_nbytes} bytes, not {record.nbytes}")
-    return None
 
 
 def _each(pool: ThreadPoolExecutor, call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:

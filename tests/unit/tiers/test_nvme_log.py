@@ -13,7 +13,7 @@ def put(log: RegionLog, seed: int, nbytes: int = 8192) -> None:
     if log.room() < 4096 + nbytes:
         log.empty_oldest()
         log.begin(seed)
-    for frame, sealed in log.lay_out(STORE, [(key_of(seed), nbytes)]):
+    for frame, sealed in log.lay_out(STORE, [(key_of(seed), nbytes, 0)]):
         log.append(log.newest, frame, sealed)
 
 
@@ -50,5 +50,5 @@ def test_lay_out_takes_what_fits():
     log = RegionLog(Geometry(40 << 10, 2))
     assert log.room() == 0
     log.begin(1)
-    laid = log.lay_out(STORE, [(key_of(seed), 8192) for seed in range(9)])
+    laid = log.lay_out(STORE, [(key_of(seed), 8192, 0) for seed in range(9)])
     assert [frame.offset for frame, _ in laid] == [4096, 4096 + 12288, 4096 + 2 * 12288]
