@@ -71,11 +71,15 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
         tiers[TierNumber.GPU] = GpuTier(settings.gpu.capacity, arena, device)
     # The tier on disk last: a folder that was locked for an open() that failed would stay locked.
     if "nvme" in raw and settings.nvme.capacity:
+        from kvtier.lossless.method import METHODS
         from kvtier.tiers.nvme import NvmeTier
 
-        folder = Path(settings.nvme.path).expanduser()
         tiers[TierNumber.NVME] = NvmeTier(
-            folder, settings.nvme.capacity, arena, region_nbytes=settings.nvme.region_size
+            Path(settings.nvme.path).expanduser(),
+            settings.nvme.capacity,
+            arena,
+            region_nbytes=settings.nvme.region_size,
+            lossless=METHODS[settings.nvme.lossless],
         )
     store = LocalStore()
     limits = Limits.of(arena.capacity, high=settings.cpu.high, low=settings.cpu.low)

@@ -71,6 +71,18 @@ class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     region_size: Annotated[
         Size, Meta(description="Unit in which it writes and evicts; lowered to an eighth of the capacity.")
     ] = Size(257 << 20)
+    lossless: Annotated[
+        str,
+        Meta(
+            description='How 16-bit blocks of the plan "raw" are packed: with "zstd" 1.4 times as many have room, with '
+            '"lz4" 1.2 times; "auto" packs where reads become faster by it, as on disks below about 0.5 GB/s; "off" '
+            "reads and writes fastest on NVMe."
+        ),
+    ] = "off"
+
+    def __post_init__(self) -> None:
+        if self.lossless not in ("off", "auto", "lz4", "zstd"):
+            raise ConfigError(f'nvme.lossless is {self.lossless!r}; set it to "off", "auto", "lz4" or "zstd"')
 
 
 class GpuConfig(Struct, frozen=True, forbid_unknown_fields=True):

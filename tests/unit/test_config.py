@@ -105,6 +105,7 @@ def test_what_is_no_toml_says_where():
         ("cpu = 3", "line 1: cpu: Expected `object`"),
         ("[cpu]\ncapacity = 4096", "cpu.capacity is 4KiB; set at least 1MiB"),
         ("[cpu]\nlow = 0.95", "cpu.low is 0.95; set it to at most cpu.high (0.9)"),
+        ("[nvme]\nlossless = 'gzip'", 'nvme.lossless is \'gzip\'; set it to "off", "auto"'),
         ("[gpu]\ndevice = 'tpu'", "gpu.device is 'tpu'; set it to \"auto\""),
         ("[index]\nurl = 'http://x'", "index.url is 'http://x'; set it to \"embedded\""),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtier.lossless.method import METHODS
 from kvtier.memory.arena import Arena
 from kvtier.tiers.nvme import NvmeTier
 from kvtier_services.actors.service import TierService
@@ -13,9 +14,10 @@ class NvmeTierActor(TierService):
 
     def __init__(self, settings: Settings) -> None:
         folder = settings.nvme_dir
-        capacity, region = int(settings.config.nvme.capacity), int(settings.config.nvme.region_size)
+        nvme = settings.config.nvme
+        capacity, region, lossless = int(nvme.capacity), int(nvme.region_size), METHODS[nvme.lossless]
 
         def open_tier(arena: Arena) -> NvmeTier:
-            return NvmeTier(folder, capacity, arena, region_nbytes=region)
+            return NvmeTier(folder, capacity, arena, region_nbytes=region, lossless=lossless)
 
         super().__init__(NvmeTier.name, settings.arena_dir, open_tier)
