@@ -2,7 +2,8 @@
 
 `nvme.write.*` and `nvme.read.*` are ratios to plain O_DIRECT pwrite and pread of the same bytes, sizes and number of
 threads, on a preallocated file in the same folder, interleaved within the same second. The tier also verifies what it
-reads. `nvme.reopen.10000` is the time to open a store of 10,000 blocks of 16 KiB.
+reads. Those that end in `.lz4` and `.zstd` are of payloads of real KV that are packed on their way; the ratio is still
+to as many bytes of payload. `nvme.reopen.10000` is the time to open a store of 10,000 blocks of 16 KiB.
 
 The folder is KVTIER_BENCH_DIR, else the working directory's `.bench`; put it on the device that is in question.
 """
@@ -20,9 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._harness import Figure, emit, options, paired, seconds
+from benchmarks._kv import body_of
 from kvtier.block import slot_nbytes
+from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
-from kvtier.testing.payloads import key_of, payload_of
+from kvtier.testing.payloads import key_of, payload_of, payload_with
 from kvtier.tiers.base import Slots
 from kvtier.tiers.nvme import NvmeTier
 
@@ -45,11 +48,13 @@ def main() -> None:
 
 def figures(folder: Path, *, smoke: bool) -> Iterator[Figure]:
     for body in (MIB // 4,) if smoke else (2 * MIB, 8 * MIB, 32 * MIB):
-        yield from throughput(folder / str(body), body, batch=4 * MIB if smoke else 256 * MIB, rounds=2 if smoke else 9)
+        for method in Method if smoke or body == 8 * MIB else (Method.STORED,):
+            batch, rounds = (4 * MIB, 2) if smoke else (256 * MIB, 9)
+            yield from throughput(folder / f"{body}.{method.name}", body, method, batch=batch, rounds=rounds)
     yield reopen(folder / "reopen", 500 if smoke else 10_000)
 
 
-def throughput(folder: Path, body: int, *, batch: int, rounds: int) -> Iterator[Figure]:
+def throughput(folder: Path, body: int, method: Method, *, batch: int, rounds: int) -> Iterator[Figure]:
     """One batch of payloads, written to and read from the tier and the bare file, both filled before."""
     count = batch // body
     slot = slot_nbytes(body + 128)
@@ -57,11 +62,11 @@ def throughput(folder: Path, body: int, *, batch: int, rounds: int) -> Iterator[
     slots = Slots.of([place * slot for place in range(count)], [body + 128] * count)
     keys = [key_of(seed) for seed in range(count)]
     for seed, offset in enumerate(slots.offsets.tolist()):
-        arena.memory[offset : offset + body + 128] = np.frombuffer(payload_of(seed, body + 128), np.uint8)
+        arena.memory[offset : offset + body + 128] = np.frombuffer(payload_with(seed, body_of(seed, body)), np.uint8)
     capacity = max(3 * batch, 10 * (slot + 4096))
-    name = f"{body // MIB}MiB" if body >= MIB else f"{body // 1024}KiB"
+    name = (f"{body // MIB}MiB" if body >= MIB else f"{body // 1024}KiB") + f".{method.name.lower()}" * bool(method)
     with (
-        closing(NvmeTier(folder, capacity, arena, threads=THREADS)) as tier,
+        closing(NvmeTier(folder, capacity, arena, threads=THREADS, lossless=method)) as tier,
         Bare(folder / "bare", arena, slot) as bare,
     ):
 
