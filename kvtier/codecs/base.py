@@ -14,10 +14,10 @@ from kvtier.spec import KVSpec
 class Codec(Protocol):
     """How the bodies of one keyspace's blocks are encoded.
 
-    A body holds the layers one after the other, each in one contiguous range, so that a layer can be loaded alone. Calls
-    are batched over blocks and release the GIL; they allocate nothing that grows with the KV. A body is written and read
-    in place, at `offsets` of `memory` (a slot's offset plus the header). A block's position is its place in its chain,
-    from 0: the first block of a sequence may be stored otherwise than the rest, which are all alike.
+    A body holds the layers one after the other, each in one contiguous range, so that a layer can be loaded alone.
+    Calls are batched over blocks and release the GIL; they allocate nothing that grows with the KV. A body is written
+    and read in place, at `offsets` of `memory` (a slot's offset plus the header). A block's position is its place in
+    its chain, from 0: the first block of a sequence may be stored otherwise than the rest, which are all alike.
 
     Attributes:
         number: what block headers carry; never reused.

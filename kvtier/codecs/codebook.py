@@ -1,7 +1,8 @@
 """Levels that quantise normal values with the least squared error (Lloyd-Max; Max 1960, table I), of variance 1.
 
-Symmetric, so the positive half is enough: code `2**(bits - 1) + i` is level i, and `2**(bits - 1) - 1 - i` its negative. A
-value belongs to the nearest level: to level i if it is above i of the midpoints. `test_codebook` derives them again.
+Symmetric, so the positive half is enough: code `2**(bits - 1) + i` is level i, and `2**(bits - 1) - 1 - i` its
+negative. A value belongs to the nearest level: to level i if it is above i of the midpoints. `test_codebook` derives
+them again.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ A body holds its layers one after the other, a layer its parts (K, V; MLA: the l
     scales         float16, see `Granularity`
     zeros          float16, as many; schemes with a zero point only
 
-and is filled with zeros to a multiple of 64 bytes; a part that is "raw" is its elements, and not filled up. `tokens` are
-those that are not exact. Within a row, 32 elements make a unit; the last unit of a row is filled with elements that decode
-to 0. Of 32 elements e,
+and is filled with zeros to a multiple of 64 bytes; a part that is "raw" is its elements, and not filled up. `tokens`
+are those that are not exact. Within a row, 32 elements make a unit; the last unit of a row is filled with elements
+that decode to 0. Of 32 elements e,
 
     8 bits    byte i is element i
     4 bits    byte i is e[i] | e[i + 16] << 4                              i < 16

@@ -3,8 +3,9 @@
     plan   := NAME | scheme | K=scheme,V=scheme | sinks:N(plan) | layers(RANGE:plan;RANGE:plan...) | recent:N(plan)
     RANGE  := 0-9 (layers, both inclusive) | 7 | 0-5/16 (fractions of the layers, from and to)
 
-Text in this form is what `kvtier.toml` and `Cache.keyspace` take. Resolved for a spec it becomes the canonical text, which
-keys and block headers carry: names are spelt out, fractions are layers, and what a block cannot hold is replaced.
+Text in this form is what `kvtier.toml` and `Cache.keyspace` take. Resolved for a spec it becomes the canonical text,
+which keys and block headers carry: names are spelt out, fractions are layers, and what a block cannot hold is
+replaced.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ NAMED = {
     "layered": f"layers(0-5/16:sinks:1({_INT4});5/16-11/16:{_INT8};11/16-1:raw)",
     "mixed": f"recent:128(sinks:1({_INT4}))",
 }
-"""Names for people. `docs/quality.md` has what each costs. K is per channel in all of them: per token, at any few bits, it
-breaks on models whose K has large constant channels."""
+"""Names for people. `docs/quality.md` has what each costs. K is per channel in all of them: per token, at any few
+bits, it breaks on models whose K has large constant channels."""
 
 SMALL_BLOCKS = Scheme.parse("int8/token/sym")
 """What stands in for a scheme per channel when a block has fewer tokens than are to share a scale."""

@@ -1,8 +1,8 @@
 """What bodies mean, in plain numpy: slow, and written to be read. Tests hold every kernel to it, bit for bit.
 
 16-bit elements are arrays of uint16 (their bits), float32 elements arrays of float32. All arithmetic is float32, each
-operation rounded to nearest even; sums have the order that is written here. `layout` says where things lie, `codec` what the
-error is at most.
+operation rounded to nearest even; sums have the order that is written here. `layout` says where things lie, `codec`
+what the error is at most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.codecs.codebook import LEVELS, MIDPOINTS
-from kvtier.codecs.layout import UNIT, Field, layout
+from kvtier.codecs.formats import from_float8, from_float32, pack, round_down, round_up, to_float8, to_float32, unpack
+from kvtier.codecs.layout import Field, layout
 from kvtier.codecs.plan import parse_plan, resolve
 from kvtier.codecs.scheme import LARGEST, Scheme
 from kvtier.spec import KVSpec
@@ -25,7 +26,8 @@ Floats = NDArray[np.float32]
 CLIPS = [np.float32(1 - 0.08 * i) for i in range(8)]
 """Shares of the range that `clip` tries."""
 SUMMED = 16
-"""Sums over a row: element i is added to sum i % 16; then the upper half of the sums to the lower, until one is left."""
+"""Sums over a row: element i is added to sum i % 16; then the upper half of the sums to the lower, until one is
+left."""
 
 
 def encode(spec: KVSpec, plan: str, position: int, layers: Sequence[Parts]) -> bytes | None:
@@ -47,7 +49,7 @@ def decode(spec: KVSpec, plan: str, position: int, body: bytes) -> list[list[NDA
     """The layers that a body holds, as the kernels give them."""
     plans = resolve(parse_plan(plan), spec)
     where = layout(plans, spec, first=position == 0)
-    layers = []
+    layers: list[list[NDArray[Any]]] = []
     for layer, rows in zip(plans, where.table, strict=True):
         layers.append([])
         for scheme, row, dim in zip(layer.schemes, rows, spec.head_dims, strict=True):
@@ -69,14 +71,14 @@ def _encode_part(dtype: str, scheme: Scheme, part: NDArray[Any], row: NDArray[np
         stored = from_float32({"bf16": "bfloat16", "fp16": "float16"}[scheme.precision], values)
         if not np.isfinite(to_float32({"bf16": "bfloat16", "fp16": "float16"}[scheme.precision], stored)).all():
             return None
-        return body + _pack(stored.reshape(len(values), -1), 16)
+        return body + pack(stored.reshape(len(values), -1), 16)
     values = rotate(values, int(row[Field.ROTATION]))
     with np.errstate(all="ignore"):
         encoded = _quantise(scheme, values)
     if encoded is None:
         return None
     codes, scales, zeros = encoded
-    body += _pack(codes.reshape(len(values), -1), scheme.bits, zero=_code_of_zero(scheme)) + scales.tobytes()
+    body += pack(codes.reshape(len(values), -1), scheme.bits, zero=_code_of_zero(scheme)) + scales.tobytes()
     return body if scheme.symmetric else body + zeros.tobytes()
 
 
@@ -91,7 +93,7 @@ def _decode_part(
     exact = np.frombuffer(body, element, sinks * heads * dim).reshape(sinks, heads, dim)
     rest = (tokens - sinks, heads, dim)
     at = int(row[Field.CODES])
-    codes = _unpack(body[at : at + rest[0] * int(row[Field.ROW_NBYTES])], scheme.bits, rest[0], heads * dim).reshape(
+    codes = unpack(body[at : at + rest[0] * int(row[Field.ROW_NBYTES])], scheme.bits, rest[0], heads * dim).reshape(
         rest
     )
     if scheme.exact:
@@ -160,7 +162,9 @@ def _quantise(
             continue
         better = error < best[3]
         spread = _spread(scheme, better, values.shape)
-        best = [np.where(spread, codes, best[0]), *(np.where(better, f, b) for f, b in zip((*found, error), best[1:]))]
+        each: tuple[Any, ...] = (codes, *found, error)
+        which = (spread, better, better, better)
+        best = [np.where(w, new, old) for w, new, old in zip(which, each, best, strict=True)]
     return best[0], best[1], best[2]
 
 
@@ -169,16 +173,16 @@ def _scale(
 ) -> tuple[NDArray[np.float16], NDArray[np.float16]] | None:
     """Scale and zero point of groups, from the least and the greatest value of each; None if some group has none.
 
-    Integers: the zero point is the least value rounded down to a float16, the scale what reaches the greatest from there in
-    the steps that there are, rounded up; without a zero point the scale reaches the largest magnitude. So every code
-    is in range. Floats: the zero point is the middle.
+    Integers: the zero point is the least value rounded down to a float16, the scale what reaches the greatest from
+    there in the steps that there are, rounded up; without a zero point the scale reaches the largest magnitude. So
+    every code is in range. Floats: the zero point is the middle.
     """
     zero = np.zeros(low.shape, np.float16)
     if scheme.clip:
         cut = (high - low) * np.float32(0.5 * (1 - share)) if not scheme.symmetric else np.float32(0)
         low, high = low + cut, high - cut
     if scheme.integer and not scheme.symmetric:
-        zero = _down(low)
+        zero = round_down(low)
         reach, steps = high - zero.astype(np.float32), 2**scheme.bits - 1
     else:
         if not scheme.symmetric:
@@ -188,7 +192,7 @@ def _scale(
         steps = 2 ** (scheme.bits - 1) - 1 if scheme.integer else LARGEST[scheme.precision]
         if scheme.clip:
             reach = reach * share
-    scale = _up(reach / np.float32(steps))
+    scale = round_up(reach / np.float32(steps))
     return (scale, zero) if np.isfinite(scale).all() and np.isfinite(zero).all() else None
 
 
@@ -199,7 +203,7 @@ def _codes(
     scale, zero = (_spread(scheme, v.astype(np.float32), values.shape) for v in (scales, zeros))
     scaled = (values - zero) * _inverse(scale)
     if not scheme.integer:
-        return _to_float8(scheme.precision, scaled)
+        return to_float8(scheme.precision, scaled)
     least = 0 if not scheme.symmetric else 1 - 2 ** (scheme.bits - 1)
     most = 2**scheme.bits - 1 if not scheme.symmetric else -least
     return np.rint(np.clip(scaled, least, most)).astype(np.int64) + _code_of_zero(scheme)
@@ -212,7 +216,7 @@ def _code_of_zero(scheme: Scheme) -> int:
 def _quantise_lloyd(
     scheme: Scheme, values: Floats
 ) -> tuple[NDArray[np.int64], NDArray[np.float16], NDArray[np.float16]] | None:
-    """Nearest levels of a row divided by its root mean square; the scale then is the one with the least squared error."""
+    """Nearest levels of a row over its root mean square, and the scale with which their squared error is least."""
     size = np.sqrt(_sum(values * values)[..., None] / np.float32(values.shape[-1]))
     scaled = values * _inverse(size)
     if not np.isfinite(size).all():
@@ -239,7 +243,7 @@ def _dequantise(
     if scheme.lloyd:
         return _levels(scheme.bits)[codes] * scale
     if not scheme.integer:
-        return _from_float8(scheme.precision, codes) * scale + zero
+        return from_float8(scheme.precision, codes) * scale + zero
     return (codes - _code_of_zero(scheme)).astype(np.float32) * scale + zero
 
 
@@ -281,90 +285,3 @@ def rotate(values: Floats, size: int) -> Floats:
 
 def _inverse(scale: Floats) -> Floats:
     return np.where(scale > 0, np.float32(1) / scale, np.float32(0))
-
-
-def _up(values: Floats) -> NDArray[np.float16]:
-    """Round non-negative values up to a float16."""
-    nearest = values.astype(np.float16)
-    return np.where(nearest.astype(np.float32) < values, np.nextafter(nearest, np.float16(np.inf)), nearest)
-
-
-def _down(values: Floats) -> NDArray[np.float16]:
-    """Round down to a float16; what is above the largest becomes the largest."""
-    nearest = values.astype(np.float16)
-    below = np.nextafter(nearest, np.float16(-np.inf))
-    return np.where(nearest.astype(np.float32) > values, below, nearest) + np.float16(0)
-
-
-_FLOAT8 = {"e4m3": (3, 7), "e5m2": (2, 15)}
-"""Bits of the mantissa, and bias of the exponent."""
-
-
-def _to_float8(precision: str, values: Floats) -> NDArray[np.int64]:
-    mantissa, bias = _FLOAT8[precision]
-    size = np.abs(values.astype(np.float64))
-    # The step between neighbours is that of the exponent, and constant below the least normal number.
-    exponent = np.maximum(np.floor(np.log2(np.where(size == 0, 1, size))), 1 - bias)
-    steps = np.rint(size / 2.0 ** (exponent - mantissa))
-    code = steps + (exponent + bias - 1) * 2**mantissa
-    return np.where(np.signbit(values), 128, 0) + np.where(size == 0, 0, code).astype(np.int64)
-
-
-def _from_float8(precision: str, codes: NDArray[np.int64]) -> Floats:
-    mantissa, bias = _FLOAT8[precision]
-    exponent, rest = (codes & 0x7F) >> mantissa, codes & (2**mantissa - 1)
-    value = np.where(exponent > 0, rest + 2**mantissa, rest) * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
-    return np.where(codes & 0x80, -value, value).astype(np.float32)
-
-
-def _pack(codes: NDArray[Any], bits: int, *, zero: int = 0) -> bytes:
-    """Rows of codes as `layout` says."""
-    rows, count = codes.shape
-    filled = np.full((rows, -(-count // UNIT) * UNIT), zero, np.int64)
-    filled[:, :count] = codes
-    unit = filled.reshape(-1, UNIT)
-    if bits == 16:
-        return filled.astype(np.uint16).tobytes()
-    if bits == 8:
-        return filled.astype(np.uint8).tobytes()
-    if bits == 4:
-        return (unit[:, :16] | unit[:, 16:] << 4).astype(np.uint8).tobytes()
-    pairs = unit & 3
-    lower = pairs[:, :8] | pairs[:, 8:16] << 2 | pairs[:, 16:24] << 4 | pairs[:, 24:] << 6
-    if bits == 2:
-        return lower.astype(np.uint8).tobytes()
-    upper = np.packbits((unit >> 2 & 1).astype(np.uint8), axis=1, bitorder="little")
-    return np.concatenate([lower.astype(np.uint8), upper], axis=1).tobytes()
-
-
-def _unpack(packed: bytes, bits: int, rows: int, count: int) -> NDArray[np.int64]:
-    stored = np.frombuffer(packed, np.uint16 if bits == 16 else np.uint8).astype(np.int64)
-    if bits < 8:
-        unit = stored.reshape(-1, UNIT * bits // 8)
-        if bits == 4:
-            stored = np.concatenate([unit & 15, unit >> 4], axis=1)
-        else:
-            stored = np.concatenate([unit[:, :8] >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
-        if bits == 3:
-            upper = np.unpackbits(unit[:, 8:].astype(np.uint8), axis=1, bitorder="little")
-            stored = stored | upper.astype(np.int64) << 2
-    return stored.reshape(rows, -1)[:, :count]
-
-
-def to_float32(dtype: str, stored: NDArray[Any]) -> Floats:
-    """Widen elements; exact."""
-    if dtype == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    if dtype == "float16":
-        return np.ascontiguousarray(stored).view(np.float16).astype(np.float32)
-    return stored.astype(np.float32)
-
-
-def from_float32(dtype: str, values: Floats) -> NDArray[Any]:
-    """Round to nearest even; not for NaN. What is beyond a float16's range becomes its largest."""
-    if dtype == "bfloat16":
-        bits = np.ascontiguousarray(values).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    if dtype == "float16":
-        return np.clip(values, -65504, 65504).astype(np.float16).view(np.uint16)
-    return values

@@ -31,6 +31,8 @@ SIGNATURE = (
     types.UniTuple(types.int64, 7),
 )
 """What `arguments` returns, as numba types."""
+ROW_ELEMENTS = 1024
+"""A row holds as many tokens as come to this, or one: so that what is done once a row weighs little."""
 ROWS = 12
 """Rows of float32 that a kernel works in."""
 
@@ -80,8 +82,8 @@ def arguments(
         for layout, which in zip(layouts, (positions == 0, positions != 0), strict=True):
             if which.any():
                 _within("offset", offsets[which], layout.nbytes, memory.size, "memory")
-    longest = -(-spec.kv_heads * max(spec.head_dims) // UNIT) * UNIT + UNIT
-    rows = np.zeros((ROWS, longest), np.float32)
+    longest = max(ROW_ELEMENTS, -(-spec.kv_heads * max(spec.head_dims) // UNIT) * UNIT) + UNIT
+    rows = np.empty((ROWS, longest), np.float32)
     shape = (
         spec.block_tokens,
         spec.kv_heads,

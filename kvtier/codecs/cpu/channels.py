@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.codecs.cpu import fields
 from kvtier.codecs.cpu.batch import DTYPES
 from kvtier.codecs.cpu.fields import CLIP, CODES, GROUP, KIND, ROTATION, ROW_NBYTES
 from kvtier.codecs.cpu.intrinsics import load_f32, store_f32
-from kvtier.codecs.cpu.jit import part_of_kernel
-from kvtier.codecs.layout import UNIT
+from kvtier.codecs.cpu.jit import inlined, part_of_kernel
 from kvtier.codecs.cpu.packing import pack_each
 from kvtier.codecs.cpu.rows import place
-from kvtier.codecs.cpu.scales import SHARES, choose_scales, keep_better, squared_error, take_back
+from kvtier.codecs.cpu.scales import SHARES, choose_scales, keep_better, squared_error, take_back, within
 from kvtier.codecs.cpu.sums import extremes, extremes_each
 from kvtier.codecs.cpu.tokens import (
     ERRORS,
@@ -28,10 +26,14 @@ from kvtier.codecs.cpu.tokens import (
     SCALES,
     TOKEN,
     ZEROS,
+    clear_rest,
     fill,
-    read_token,
+    look_at_tokens,
+    read_tokens,
     row_of,
+    tokens_of_row,
 )
+from kvtier.codecs.layout import UNIT
 
 TRIALS = len(SHARES)
 BFLOAT16, FLOAT16, _ = DTYPES.values()
@@ -55,11 +57,11 @@ def _extremes(source: Any, paging: Any, shape: Any, rows: int, first: int, last:
         elif dense and dtype == FLOAT16:
             _of_fp16(place(base, step, begin + t, paging), units, low, high, largest)
         else:
-            read_token(source, paging, shape, rows, t, entry)
+            look_at_tokens(source, paging, shape, rows, t, 1, entry)
             _of_row(row, units, low, high, row_of(rows, length, HALVES))
 
 
-@part_of_kernel
+@inlined
 def _clip(part: int, entry: Any, source: Any, paging: Any, shape: Any, rows: int, first: int, last: int) -> None:
     """Try narrower ranges, and leave the best in the body and in the rows."""
     length, elements = shape[4], source[3] * source[4]
@@ -70,7 +72,7 @@ def _clip(part: int, entry: Any, source: Any, paging: Any, shape: Any, rows: int
         choose_scales(part, entry, rows, length, index, elements, trial)
         fill(errors, np.float32(0.0), elements)
         for t in range(first, last):
-            read_token(source, paging, shape, rows, t, entry)
+            read_tokens(source, paging, shape, rows, t, 1, entry)
             for i in range(0, 4 * elements, 4):
                 scale, inverted, zero = load_f32(scales + i), load_f32(inverses + i), load_f32(zeros + i)
                 error = squared_error(entry, load_f32(row + i), scale, inverted, zero)
@@ -83,13 +85,17 @@ def _clip(part: int, entry: Any, source: Any, paging: Any, shape: Any, rows: int
 def _pack(part: int, entry: Any, source: Any, paging: Any, shape: Any, rows: int, first: int, last: int) -> None:
     length = shape[4]
     row, inverses, zeros = row_of(rows, length, TOKEN), row_of(rows, length, INVERSES), row_of(rows, length, ZEROS)
-    for t in range(first, last):
-        read_token(source, paging, shape, rows, t, entry)
-        codes = part + entry[CODES] + t * entry[ROW_NBYTES]
-        pack_each(entry[KIND], entry[fields.ZEROS] == 0, codes, row, inverses, zeros, source[3] * source[4])
+    elements = source[3] * source[4]
+    many = tokens_of_row(elements, length)
+    for t in range(first, last, many):
+        count = min(many, last - t)
+        read_tokens(source, paging, shape, rows, t, count, entry)
+        for i in range(count):
+            codes = part + entry[CODES] + (t + i) * entry[ROW_NBYTES]
+            pack_each(entry[KIND], codes, row + 4 * i * elements, inverses, zeros, elements, within(entry))
 
 
-@part_of_kernel
+@inlined
 def encode_channels(part: int, entry: Any, source: Any, paging: Any, shape: Any, rows: int, count: int) -> None:
     """Encode tokens of which `GROUP` share a scale a channel."""
     elements = source[3] * source[4]
@@ -103,7 +109,7 @@ def encode_channels(part: int, entry: Any, source: Any, paging: Any, shape: Any,
         _pack(part, entry, source, paging, shape, rows, first, last)
 
 
-@part_of_kernel
+@inlined
 def encode_tensor(part: int, entry: Any, source: Any, paging: Any, shape: Any, rows: int, count: int) -> None:
     """Encode tokens that all share one scale."""
     length, elements = shape[4], source[3] * source[4]
@@ -124,4 +130,6 @@ def encode_tensor(part: int, entry: Any, source: Any, paging: Any, shape: Any, r
     inverse, zero = load_f32(inverses), load_f32(zeros)
     fill(inverses, inverse, elements)
     fill(zeros, zero, elements)
+    clear_rest(inverses, elements)
+    clear_rest(zeros, elements)
     _pack(part, entry, source, paging, shape, rows, 0, count)

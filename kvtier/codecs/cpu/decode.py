@@ -11,16 +11,13 @@ from numba import types
 
 from kvtier.codecs.cpu import tokens
 from kvtier.codecs.cpu.batch import SIGNATURE
+from kvtier.codecs.cpu.exact import LOAD, copy_tokens
 from kvtier.codecs.cpu.fields import (
     CHANNEL,
     CODES,
     FP16,
     GRANULARITY,
     GROUP,
-    INT2,
-    INT3,
-    INT4,
-    INT8,
     KIND,
     OFFSET,
     RAW,
@@ -35,27 +32,13 @@ from kvtier.codecs.cpu.fields import (
     entry_of,
 )
 from kvtier.codecs.cpu.intrinsics import fence, load_u16, store_f32
-from kvtier.codecs.cpu.jit import compiled, part_of_kernel
-from kvtier.codecs.layout import UNIT
-from kvtier.codecs.cpu.packing import unpack_alike, unpack_each
-from kvtier.codecs.cpu.exact import LOAD, copy_tokens
-from kvtier.codecs.cpu.rows import AHEAD, place, prefetch_lines, rotate, scatter
-from kvtier.codecs.cpu.scales import one_half
-from kvtier.codecs.cpu.tokens import fill, row_of
+from kvtier.codecs.cpu.jit import compiled, inlined, part_of_kernel
+from kvtier.codecs.cpu.packing import unit_nbytes, unpack_alike, unpack_each
+from kvtier.codecs.cpu.rows import AHEAD, prefetch_lines, rotate, scatter
+from kvtier.codecs.cpu.scales import code_of_zero, one_half
+from kvtier.codecs.cpu.tokens import fill, row_of, tokens_of_row
 from kvtier.codecs.cpu.units import widen, zeros_of
-
-
-@part_of_kernel
-def code_of_zero(kind: int) -> Any:
-    """What integer codes without a zero point are shifted by."""
-    if kind == INT8:
-        return np.float32(128.0)
-    if kind == INT4:
-        return np.float32(8.0)
-    if kind == INT3:
-        return np.float32(4.0)
-    return np.float32(2.0) if kind == INT2 else np.float32(0.0)
-
+from kvtier.codecs.layout import UNIT
 
 _widen_bf16, _widen_fp16 = widen("bfloat16"), widen("float16")
 
@@ -66,10 +49,10 @@ def _parameters(part: int, entry: Any, index: int) -> tuple[Any, Any]:
     scale = one_half(load_u16(part + entry[SCALES] + 2 * index))
     if entry[ZEROS]:
         return scale, one_half(load_u16(part + entry[ZEROS] + 2 * index))
-    return scale, np.float32(0.0) - code_of_zero(entry[KIND]) * scale
+    return scale, np.float32(0.0) - code_of_zero(entry) * scale
 
 
-@part_of_kernel
+@inlined
 def _spread(part: int, entry: Any, first: int, count: int, scales: int, zeros: int) -> None:
     """Scales `first` and following, one for each of `count` elements."""
     whole = count // UNIT * UNIT
@@ -78,22 +61,21 @@ def _spread(part: int, entry: Any, first: int, count: int, scales: int, zeros: i
         if entry[ZEROS]:
             _widen_fp16(zeros + 4 * i, part + entry[ZEROS] + 2 * (first + i))
         else:
-            zeros_of(zeros + 4 * i, scales + 4 * i, code_of_zero(entry[KIND]))
+            zeros_of(zeros + 4 * i, scales + 4 * i, code_of_zero(entry))
     for i in range(whole, count):
         scale, zero = _parameters(part, entry, first + i)
         store_f32(scales + 4 * i, scale)
         store_f32(zeros + 4 * i, zero)
 
 
-@part_of_kernel
-def _by_row(part: int, entry: Any, token: int, extent: Any, row: int, codes: int, scales: int, zeros: int) -> None:
-    """A row whose heads, or groups of channels, have a scale each."""
+@inlined
+def _by_row(part: int, entry: Any, index: int, extent: Any, codes: int, rows: Any) -> None:
+    """Rows whose heads, or groups of channels, have a scale each; the first has number `index`."""
     heads, dim = extent
+    row, scales, zeros = rows
     group = entry[GROUP]
-    groups = (dim + group - 1) // group
-    index = token * heads * groups
     alike = dim % UNIT == 0 and group % UNIT == 0
-    nbytes = entry[ROW_NBYTES] * UNIT // (heads * dim) if alike else 0
+    nbytes = unit_nbytes(entry[KIND])
     for _ in range(heads):
         for first in range(0, dim, group):
             count = min(group, dim - first)
@@ -113,7 +95,7 @@ def _by_row(part: int, entry: Any, token: int, extent: Any, row: int, codes: int
         unpack_each(entry[KIND], row, codes, scales - 4 * elements, zeros - 4 * elements, elements)
 
 
-@part_of_kernel
+@inlined
 def _widened(kind: int, row: int, codes: int, count: int) -> None:
     for i in range((count + UNIT - 1) // UNIT):
         if kind == FP16:
@@ -122,36 +104,42 @@ def _widened(kind: int, row: int, codes: int, count: int) -> None:
             _widen_bf16(row + i * 4 * UNIT, codes + i * 2 * UNIT)
 
 
-@part_of_kernel
+@inlined
 def _decode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: int, rows: int, streaming: bool) -> None:
     base, step, begin = kv
-    count, heads, itemsize, dtype = shape[0], shape[1], shape[2], shape[3]
-    part, kind, sinks = body + entry[OFFSET], entry[KIND], entry[SINKS]
-    exact = count if kind == RAW else sinks
+    count, heads, itemsize, dtype, length = shape[0], shape[1], shape[2], shape[3], shape[4]
+    part, kind = body + entry[OFFSET], entry[KIND]
+    exact = count if kind == RAW else entry[SINKS]
     copy_tokens(part, base, step, (exact, heads, dim, itemsize), begin, paging, LOAD, streaming)
-    row = row_of(rows, shape[4], tokens.TOKEN)
-    scales = row_of(rows, shape[4], tokens.SCALES)
-    zeros = row_of(rows, shape[4], tokens.ZEROS)
-    staging = row_of(rows, shape[4], tokens.LEVELS)
+    row, scales, zeros = (
+        row_of(rows, length, tokens.TOKEN),
+        row_of(rows, length, tokens.SCALES),
+        row_of(rows, length, tokens.ZEROS),
+    )
     elements = heads * dim
     if entry[GRANULARITY] == TENSOR:
         scale, zero = _parameters(part, entry, 0)
         fill(scales, scale, elements)
         fill(zeros, zero, elements)
-    for t in range(count - exact):
+    many = tokens_of_row(elements, length)
+    groups = heads * ((dim + entry[GROUP] - 1) // max(entry[GROUP], 1))
+    for t in range(0, count - exact, many):
+        some = min(many, count - exact - t)
         codes = part + entry[CODES] + t * entry[ROW_NBYTES]
-        prefetch_lines(codes + AHEAD, entry[ROW_NBYTES])
+        prefetch_lines(codes + AHEAD, some * entry[ROW_NBYTES])
         if entry[GRANULARITY] == ROW:
-            _by_row(part, entry, t, (heads, dim), row, codes, scales, zeros)
+            _by_row(part, entry, t * groups, (some * heads, dim), codes, (row, scales, zeros))
         elif entry[GRANULARITY] == UNSCALED:
-            _widened(kind, row, codes, elements)
+            _widened(kind, row, codes, some * elements)
         else:
-            if entry[GRANULARITY] == CHANNEL and t % entry[GROUP] == 0:
-                _spread(part, entry, t // entry[GROUP] * elements, elements, scales, zeros)
-            unpack_each(kind, row, codes, scales, zeros, elements)
-        rotate(row, elements, entry[ROTATION])
-        at = place(base, step, begin + exact + t, paging)
-        scatter(at, row, step, heads, dim, dtype, staging, streaming)
+            for i in range(some):
+                if entry[GRANULARITY] == CHANNEL and (t + i) % entry[GROUP] == 0:
+                    _spread(part, entry, (t + i) // entry[GROUP] * elements, elements, scales, zeros)
+                into = row + 4 * i * elements
+                unpack_each(kind, into, codes + i * entry[ROW_NBYTES], scales, zeros, elements)
+        rotate(row, some * elements, entry[ROTATION])
+        target = (base, step, begin + exact, heads, dim)
+        scatter(row, target, paging, t, some, dtype, (streaming, row_of(rows, length, tokens.LEVELS)))
 
 
 @compiled(types.void(*SIGNATURE, types.boolean))

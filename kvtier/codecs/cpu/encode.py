@@ -10,6 +10,7 @@ from numba import types
 
 from kvtier.codecs.cpu.batch import SIGNATURE
 from kvtier.codecs.cpu.channels import encode_channels, encode_tensor
+from kvtier.codecs.cpu.exact import STORE, copy_tokens
 from kvtier.codecs.cpu.fields import (
     BF16,
     CHANNEL,
@@ -29,13 +30,12 @@ from kvtier.codecs.cpu.fields import (
 )
 from kvtier.codecs.cpu.halves import INFINITY
 from kvtier.codecs.cpu.intrinsics import fence, store_u8, store_u32
-from kvtier.codecs.cpu.jit import compiled, part_of_kernel
-from kvtier.codecs.layout import UNIT
-from kvtier.codecs.cpu.exact import STORE, copy_tokens
-from kvtier.codecs.cpu.row_scales import encode_row
+from kvtier.codecs.cpu.jit import compiled, inlined
+from kvtier.codecs.cpu.row_scales import encode_rows
 from kvtier.codecs.cpu.sums import largest_bits
-from kvtier.codecs.cpu.tokens import LARGEST, TOKEN, WORST, read_token, row_of
+from kvtier.codecs.cpu.tokens import LARGEST, TOKEN, WORST, look_at_tokens, row_of, tokens_of_row
 from kvtier.codecs.cpu.units import narrow
+from kvtier.codecs.layout import UNIT
 
 _narrow_bf16, _narrow_fp16 = narrow("bfloat16"), narrow("float16")
 INFINITE = 0x7F800000
@@ -45,7 +45,7 @@ BEYOND_BF16 = 0x7F7F8000
 """The least float32 that rounds to an infinite bfloat16."""
 
 
-@part_of_kernel
+@inlined
 def _narrowed(kind: int, row: int, codes: int, count: int) -> None:
     for i in range((count + UNIT - 1) // UNIT):
         if kind == FP16:
@@ -54,7 +54,7 @@ def _narrowed(kind: int, row: int, codes: int, count: int) -> None:
             _narrow_bf16(codes + i * 2 * UNIT, row + i * 4 * UNIT)
 
 
-@part_of_kernel
+@inlined
 def _encode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: int, rows: int, streaming: bool) -> bool:
     base, step, begin = kv
     tokens, heads = shape[0], shape[1]
@@ -68,13 +68,15 @@ def _encode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
     elif entry[GRANULARITY] == TENSOR:
         encode_tensor(part, entry, source, paging, shape, rows, count)
     else:
-        for t in range(count):
-            read_token(source, paging, shape, rows, t, entry)
+        many = tokens_of_row(heads * dim, shape[4])
+        for t in range(0, count, many):
+            some = min(many, count - t)
+            look_at_tokens(source, paging, shape, rows, t, some, entry)
             if entry[GRANULARITY] == ROW:
-                encode_row(part, entry, t, heads, dim, rows, shape[4])
+                encode_rows(part, entry, t, some, heads, dim, rows, shape[4])
             else:
                 codes = part + entry[CODES] + t * entry[ROW_NBYTES]
-                _narrowed(kind, row_of(rows, shape[4], TOKEN), codes, heads * dim)
+                _narrowed(kind, row_of(rows, shape[4], TOKEN), codes, some * heads * dim)
     limit = BEYOND_FP16 if kind == FP16 else BEYOND_BF16 if kind == BF16 else INFINITE
     if largest_bits(row_of(rows, shape[4], LARGEST)) >= limit:
         return False
@@ -85,7 +87,7 @@ def _encode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
     return True
 
 
-@part_of_kernel
+@inlined
 def _encode_layer(
     body: int, table: Any, layer: int, kv: Any, paging: Any, token: int, shape: Any, rows: int, streaming: bool
 ) -> bool:

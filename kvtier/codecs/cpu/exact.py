@@ -6,7 +6,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtier.codecs.cpu.intrinsics import LINE, copy_memory, load_i64, load_u16, load_u32, store_u16, store_u32, stream_line
+from kvtier.codecs.cpu.intrinsics import (
+    LINE,
+    copy_memory,
+    load_i64,
+    load_u16,
+    load_u32,
+    store_u16,
+    store_u32,
+    stream_line,
+)
 from kvtier.codecs.cpu.jit import part_of_kernel
 
 LOAD, STORE = True, False

@@ -1,5 +1,7 @@
 """Scale and zero point of 32 groups at once, from the least and the greatest element of each: see `reference`."""
 
+# ruff: noqa: PLR0917 (numba passes an intrinsic's arguments by position)
+
 from __future__ import annotations
 
 from typing import Any
@@ -81,19 +83,23 @@ def _scale_and_zero(b: Any, low: Any, high: Any, most: Any, share: Any, how: str
 
 
 def choose(how: str) -> Any:
-    """Make f(low, high, most, share, halves, floats, worst) for 32 groups: "symmetric", "integer" or "float" with zero point.
+    """Make f(low, high, (most, share), halves, floats, worst) for 32 groups.
 
-    `most`: the largest code; `share` of the range that is kept; `halves`: address where scales and, 64 bytes behind, zero
-    points are stored as float16; `floats`: of scales, and rows of inverses and zero points `floats[1]` and `floats[2]`,
-    as float32; `worst`: 32 words, the largest bits of any so far: not below `INFINITY` if some group has no float16.
+    Args:
+        how: "symmetric", or with a zero point, "integer" or "float".
+
+    `most` is the largest code, `share` how much of the range is kept. Scales and, 64 bytes behind, zero points are
+    stored as float16 at `halves`; the three rows `floats` get scales, their inverses and zero points as float32. `worst`
+    are 32 words, the largest bits of any of these so far: not below `INFINITY` if some group has no float16.
     """
 
     @intrinsic
-    def step(typingctx: Any, low: Any, high: Any, most: Any, share: Any, halves: Any, floats: Any, worst: Any) -> Any:
+    def step(typingctx: Any, low: Any, high: Any, how_far: Any, halves: Any, floats: Any, worst: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            low, high, most, share, halves, floats, worst = args
+            low, high, how_far, halves, floats, worst = args
+            most, share = (splat(b, b.extract_value(how_far, i), UNIT) for i in range(2))
             low, high = (load_vector(b, row, FLOAT, UNIT) for row in (low, high))
-            scale, zero = _scale_and_zero(b, low, high, splat(b, most, UNIT), splat(b, share, UNIT), how)
+            scale, zero = _scale_and_zero(b, low, high, most, share, how)
             bits = load_vector(b, worst, WORD, UNIT)
             for half in (scale, b.and_(zero, all_of(WORD, 0x7FFF, UNIT))):
                 bits = b.select(b.icmp_unsigned(">", half, bits), half, bits)
@@ -108,8 +114,8 @@ def choose(how: str) -> Any:
                 store_vector(b, row, b.extract_value(floats, i))
             return context.get_dummy_value()
 
-        address, single = types.int64, types.float32
-        return types.void(address, address, single, single, address, types.UniTuple(address, 3), address), emit
+        address, how_far = types.int64, types.UniTuple(types.float32, 2)
+        return types.void(address, address, how_far, address, types.UniTuple(address, 3), address), emit
 
     return step
 

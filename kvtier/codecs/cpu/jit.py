@@ -77,3 +77,5 @@ def compiled(signature: Any) -> Callable[[Any], Any]:
 
 part_of_kernel = numba.njit(nogil=True, error_model="numpy")
 """A function that is only called by kernels: compiled with each, cached with each."""
+inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
+"""A part that one place calls: typed with it, so that the machine code is optimised once and not at every level."""

@@ -1,4 +1,4 @@
-"""Encoding a token whose heads, or groups of channels, have a scale each."""
+"""Encoding tokens whose heads, or groups of channels, have a scale each."""
 
 # ruff: noqa: PLR0917 (numba passes a kernel's arguments by position)
 
@@ -12,10 +12,9 @@ from kvtier.codecs.cpu import fields
 from kvtier.codecs.cpu.fields import CLIP, CODES, GROUP, KIND, LLOYD2, LLOYD3, LLOYD4, ROW_NBYTES
 from kvtier.codecs.cpu.halves import INFINITY, nearest_half
 from kvtier.codecs.cpu.intrinsics import load_f32, store_f32, store_u16, store_u32
-from kvtier.codecs.cpu.jit import part_of_kernel
-from kvtier.codecs.layout import UNIT
-from kvtier.codecs.cpu.packing import pack_alike, pack_each, unpack_alike
-from kvtier.codecs.cpu.scales import SHARES, choose_scales, keep_better, squared_error, take_back
+from kvtier.codecs.cpu.jit import inlined, part_of_kernel
+from kvtier.codecs.cpu.packing import pack_alike, pack_each, unit_nbytes, unpack_alike
+from kvtier.codecs.cpu.scales import SHARES, choose_scales, keep_better, squared_error, take_back, within
 from kvtier.codecs.cpu.sums import SUMMED, extremes, sum_of_lanes, sum_of_products
 from kvtier.codecs.cpu.tokens import (
     ERRORS,
@@ -32,6 +31,7 @@ from kvtier.codecs.cpu.tokens import (
     fill,
     row_of,
 )
+from kvtier.codecs.layout import UNIT
 
 TRIALS = len(SHARES)
 ZERO = np.float32(0.0)
@@ -42,7 +42,7 @@ def _groups(entry: Any, heads: int, dim: int) -> int:
     return heads * ((dim + entry[GROUP] - 1) // entry[GROUP])
 
 
-@part_of_kernel
+@inlined
 def _extremes(entry: Any, heads: int, dim: int, rows: int, length: int) -> None:
     """The least and the greatest of each group."""
     row, low, high = row_of(rows, length, TOKEN), row_of(rows, length, LOW), row_of(rows, length, HIGH)
@@ -67,7 +67,7 @@ def _extremes(entry: Any, heads: int, dim: int, rows: int, length: int) -> None:
     clear_rest(row_of(rows, length, HIGH), count)
 
 
-@part_of_kernel
+@inlined
 def _clip(part: int, entry: Any, index: int, heads: int, dim: int, rows: int, length: int) -> None:
     """Try narrower ranges, and leave the best in the body and in the rows."""
     groups = _groups(entry, heads, dim)
@@ -96,14 +96,14 @@ def _clip(part: int, entry: Any, index: int, heads: int, dim: int, rows: int, le
 @part_of_kernel
 def _pack(entry: Any, codes: int, heads: int, dim: int, rows: int, length: int) -> None:
     """Pack a row with the inverse and the zero point of each group."""
-    row, kind, symmetric = row_of(rows, length, TOKEN), entry[KIND], entry[fields.ZEROS] == 0
+    row, kind = row_of(rows, length, TOKEN), entry[KIND]
     inverses, zeros = row_of(rows, length, INVERSES), row_of(rows, length, ZEROS)
     if dim % UNIT == 0 and entry[GROUP] % UNIT == 0:
-        unit = entry[ROW_NBYTES] * UNIT // (heads * dim)
+        unit = unit_nbytes(kind)
         for _ in range(heads):
             for first in range(0, dim, entry[GROUP]):
                 count = min(entry[GROUP], dim - first)
-                pack_alike(kind, symmetric, codes, row, load_f32(inverses), load_f32(zeros), count)
+                pack_alike(kind, codes, row, load_f32(inverses), load_f32(zeros), count, within(entry))
                 codes += count // UNIT * unit
                 row += 4 * count
                 inverses += 4
@@ -122,7 +122,7 @@ def _pack(entry: Any, codes: int, heads: int, dim: int, rows: int, length: int) 
     each_inverse, each_zero = row_of(rows, length, LEVELS), row_of(rows, length, ERRORS)
     clear_rest(each_inverse, heads * dim)
     clear_rest(each_zero, heads * dim)
-    pack_each(kind, symmetric, codes, row, each_inverse, each_zero, heads * dim)
+    pack_each(kind, codes, row, each_inverse, each_zero, heads * dim, within(entry))
 
 
 @part_of_kernel
@@ -137,8 +137,8 @@ def _sum_of_products(one: int, other: int, count: int, sums: int) -> Any:
     return sum_of_lanes(sums)
 
 
-@part_of_kernel
-def _encode_levels(part: int, entry: Any, token: int, codes: int, heads: int, dim: int, rows: int, length: int) -> None:
+@inlined
+def _encode_levels(part: int, entry: Any, index: int, codes: int, heads: int, dim: int, rows: int, length: int) -> None:
     """Nearest levels of each head over its root mean square, then the scale with which their squared error is least."""
     row, inverses, sums = row_of(rows, length, TOKEN), row_of(rows, length, INVERSES), row_of(rows, length, HALVES)
     sound = True
@@ -156,22 +156,24 @@ def _encode_levels(part: int, entry: Any, token: int, codes: int, heads: int, di
         along = _sum_of_products(row + 4 * head * dim, at, dim, sums)
         scale = nearest_half(along / _sum_of_products(at, at, dim, sums))
         sound = sound and scale & 0x7FFF < INFINITY
-        store_u16(part + entry[fields.SCALES] + 2 * (token * heads + head), scale)
+        store_u16(part + entry[fields.SCALES] + 2 * (index + head), scale)
     if not sound:
         store_u32(row_of(rows, length, WORST), INFINITY)
 
 
-@part_of_kernel
-def encode_row(part: int, entry: Any, token: int, heads: int, dim: int, rows: int, length: int) -> None:
-    """Encode the token that is in the first row."""
+@inlined
+def encode_rows(part: int, entry: Any, token: int, count: int, heads: int, dim: int, rows: int, length: int) -> None:
+    """Encode the tokens that are in the first row."""
     codes = part + entry[CODES] + token * entry[ROW_NBYTES]
+    index = token * _groups(entry, heads, dim)
+    # What has scales of its own is a head: of how many tokens does not matter.
+    heads *= count
     if entry[KIND] in (LLOYD4, LLOYD3, LLOYD2):
-        _encode_levels(part, entry, token, codes, heads, dim, rows, length)
+        _encode_levels(part, entry, index, codes, heads, dim, rows, length)
         return
-    groups = _groups(entry, heads, dim)
     _extremes(entry, heads, dim, rows, length)
     if entry[CLIP]:
-        _clip(part, entry, token * groups, heads, dim, rows, length)
+        _clip(part, entry, index, heads, dim, rows, length)
     else:
-        choose_scales(part, entry, rows, length, token * groups, groups, 0)
+        choose_scales(part, entry, rows, length, index, _groups(entry, heads, dim), 0)
     _pack(entry, codes, heads, dim, rows, length)

@@ -1,6 +1,6 @@
 """Rows of float32 in the cache, between a caller's memory and the codes: one token, all heads, one after the other."""
 
-# ruff: noqa: FBT001, PLR0917 (numba passes a kernel's arguments by position)
+# ruff: noqa: PLR0917 (numba passes a kernel's arguments by position)
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from kvtier.codecs.cpu import units
 from kvtier.codecs.cpu.batch import DTYPES
+from kvtier.codecs.cpu.exact import copy_run
 from kvtier.codecs.cpu.intrinsics import (
     LINE,
     load_f32,
@@ -23,9 +24,8 @@ from kvtier.codecs.cpu.intrinsics import (
 )
 from kvtier.codecs.cpu.jit import part_of_kernel
 from kvtier.codecs.cpu.lanes import one_narrowed, one_widened
-from kvtier.codecs.layout import UNIT
-from kvtier.codecs.cpu.exact import copy_run
 from kvtier.codecs.cpu.sums import hadamard
+from kvtier.codecs.layout import UNIT
 
 BFLOAT16, FLOAT16, FLOAT32 = DTYPES.values()
 AHEAD = 3072
@@ -79,7 +79,8 @@ def _writer(number: int) -> Any:
     store = store_u32 if number == FLOAT32 else store_u16
 
     @part_of_kernel
-    def write(at: int, row: int, count: int, by_element: int, staging: int, streaming: bool) -> None:
+    def write(at: int, row: int, count: int, by_element: int, past_cache: Any) -> None:
+        streaming, staging = past_cache
         if streaming and by_element == itemsize and at % LINE == 0 and count % UNIT == 0:
             for i in range(0, count, UNIT):
                 line(at + itemsize * i, row + 4 * i)
@@ -104,35 +105,74 @@ _write_bf16, _write_fp16, _write_fp32 = (_writer(number) for number in DTYPES.va
 
 
 @part_of_kernel
-def gather(row: int, at: int, step: Any, heads: int, dim: int, dtype: int) -> None:
-    """Widen one token's heads into a row."""
-    itemsize = 4 if dtype == FLOAT32 else 2
-    runs, count = (1, heads * dim) if step[2] == itemsize and step[1] == dim * itemsize else (heads, dim)
-    for _ in range(runs):
-        if dtype == BFLOAT16:
-            _read_bf16(row, at, count, step[2])
-        elif dtype == FLOAT16:
-            _read_fp16(row, at, count, step[2])
-        else:
-            _read_fp32(row, at, count, step[2])
-        row += 4 * count
-        at += step[1]
+def _read(row: int, at: int, count: int, by_element: int, dtype: int) -> None:
+    if dtype == BFLOAT16:
+        _read_bf16(row, at, count, by_element)
+    elif dtype == FLOAT16:
+        _read_fp16(row, at, count, by_element)
+    else:
+        _read_fp32(row, at, count, by_element)
 
 
 @part_of_kernel
-def scatter(at: int, row: int, step: Any, heads: int, dim: int, dtype: int, staging: int, streaming: bool) -> None:
-    """Narrow a row into one token's heads; `staging` is room for as many elements."""
-    itemsize = 4 if dtype == FLOAT32 else 2
-    runs, count = (1, heads * dim) if step[2] == itemsize and step[1] == dim * itemsize else (heads, dim)
-    for _ in range(runs):
-        if dtype == BFLOAT16:
-            _write_bf16(at, row, count, step[2], staging, streaming)
-        elif dtype == FLOAT16:
-            _write_fp16(at, row, count, step[2], staging, streaming)
+def _write(at: int, row: int, count: int, by_element: int, dtype: int, past_cache: Any) -> None:
+    if dtype == BFLOAT16:
+        _write_bf16(at, row, count, by_element, past_cache)
+    elif dtype == FLOAT16:
+        _write_fp16(at, row, count, by_element, past_cache)
+    else:
+        _write_fp32(at, row, count, by_element, past_cache)
+
+
+@part_of_kernel
+def gather(row: int, source: Any, paging: Any, token: int, count: int, dtype: int) -> None:
+    """Widen the heads of `count` tokens into a row, one token after the other.
+
+    `source`: address, steps in bytes (token, head, element, page), first token, heads, dim.
+    """
+    base, step, begin, heads, dim = source
+    itemsize, elements = 4 if dtype == FLOAT32 else 2, heads * dim
+    whole = step[2] == itemsize and step[1] == dim * itemsize
+    if whole and step[0] == elements * itemsize and paging[1] == 0:
+        _read(row, base + (begin + token) * step[0], count * elements, itemsize, dtype)
+        return
+    for t in range(count):
+        at = place(base, step, begin + token + t, paging)
+        if whole:
+            _read(row, at, elements, itemsize, dtype)
         else:
-            _write_fp32(at, row, count, step[2], staging, streaming)
-        row += 4 * count
-        at += step[1]
+            for h in range(heads):
+                _read(row + 4 * h * dim, at + h * step[1], dim, step[2], dtype)
+        row += 4 * elements
+
+
+@part_of_kernel
+def scatter(row: int, target: Any, paging: Any, token: int, count: int, dtype: int, past_cache: Any) -> None:
+    """Narrow a row into the heads of `count` tokens: the inverse of `gather`.
+
+    `past_cache`: whether to write so, and room for as many elements.
+    """
+    base, step, begin, heads, dim = target
+    itemsize, elements = 4 if dtype == FLOAT32 else 2, heads * dim
+    whole = step[2] == itemsize and step[1] == dim * itemsize
+    if whole and step[0] == elements * itemsize and paging[1] == 0:
+        _write(base + (begin + token) * step[0], row, count * elements, itemsize, dtype, past_cache)
+    elif whole or paging[1]:
+        for t in range(count):
+            at = place(base, step, begin + token + t, paging)
+            if whole:
+                _write(at, row, elements, itemsize, dtype, past_cache)
+            else:
+                for h in range(heads):
+                    _write(at + h * step[1], row + 4 * h * dim, dim, step[2], dtype, past_cache)
+            row += 4 * elements
+    else:
+        # A head's tokens lie beside each other where heads do not: write them in the order of memory.
+        at = base + (begin + token) * step[0]
+        for h in range(heads):
+            for t in range(count):
+                from_ = row + 4 * (t * elements + h * dim)
+                _write(at + h * step[1] + t * step[0], from_, dim, step[2], dtype, past_cache)
 
 
 _LARGEST = 256
@@ -144,7 +184,7 @@ _hadamard_128, _hadamard_256, _hadamard_unscaled = (
 
 
 @part_of_kernel
-def rotate(row: int, count: int, size: int) -> None:
+def rotate(row: int, count: int, size: int) -> None:  # noqa: C901 (one line a size)
     """Rotate each run of `size` elements of a row, which has room up to a multiple of 16."""
     if size < 2:
         return

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from kvtier.codecs.cpu import tokens
-from kvtier.codecs.cpu.fields import E4M3, E5M2, INT3, INT4, INT8, KIND, SCALES, ZEROS
+from kvtier.codecs.cpu.fields import E4M3, E5M2, INT2, INT3, INT4, INT8, KIND, SCALES, ZEROS
 from kvtier.codecs.cpu.halves import choose, nearest_half
 from kvtier.codecs.cpu.intrinsics import copy_memory, load_f32, load_u16, store_f32, store_u16
 from kvtier.codecs.cpu.jit import part_of_kernel
 from kvtier.codecs.cpu.lanes import one_widened
-from kvtier.codecs.layout import UNIT
 from kvtier.codecs.cpu.tokens import row_of
+from kvtier.codecs.layout import UNIT
 
 MAGIC = np.float32(12582912.0)
 """1.5 * 2**23: added to a small float32 and taken away again it rounds to nearest even."""
@@ -37,24 +37,41 @@ def most_of(kind: int, symmetric: bool) -> Any:
 
 
 @part_of_kernel
+def within(entry: Any) -> tuple[Any, Any, Any]:
+    """The least and the greatest integer code, before what is added to it, and that."""
+    most = most_of(entry[KIND], entry[ZEROS] == 0)
+    if entry[ZEROS]:
+        return np.float32(0.0), most, np.float32(0.0)
+    return -most, most, most + np.float32(1.0)
+
+
+@part_of_kernel
+def code_of_zero(entry: Any) -> Any:
+    """What integer codes without a zero point are shifted by; 0 of other codes."""
+    if entry[ZEROS] or entry[KIND] not in (INT8, INT4, INT3, INT2):
+        return np.float32(0.0)
+    return most_of(entry[KIND], entry[ZEROS] == 0) + np.float32(1.0)
+
+
+@part_of_kernel
 def choose_scales(part: int, entry: Any, rows: int, length: int, first: int, count: int, trial: int) -> None:
     """Set scales, inverses and zero points of groups, from the least and the greatest of each.
 
     Those of the first trial are stored, from the `first` on. Whether all have a float16 is seen in the row `WORST`.
     """
     kind, symmetric = entry[KIND], entry[ZEROS] == 0
-    most, share = most_of(kind, symmetric), SHARES[trial]
+    how_far = (most_of(kind, symmetric), SHARES[trial])
     halves, worst = row_of(rows, length, tokens.HALVES), row_of(rows, length, tokens.WORST)
     for i in range(0, 4 * count, 4 * UNIT):
         low, high = row_of(rows, length, tokens.LOW) + i, row_of(rows, length, tokens.HIGH) + i
         scales, inverses = row_of(rows, length, tokens.SCALES) + i, row_of(rows, length, tokens.INVERSES) + i
         floats = (scales, inverses, row_of(rows, length, tokens.ZEROS) + i)
         if symmetric:
-            _symmetric(low, high, most, share, halves, floats, worst)
+            _symmetric(low, high, how_far, halves, floats, worst)
         elif kind in (E4M3, E5M2):
-            _float(low, high, most, share, halves, floats, worst)
+            _float(low, high, how_far, halves, floats, worst)
         else:
-            _integer(low, high, most, share, halves, floats, worst)
+            _integer(low, high, how_far, halves, floats, worst)
         if trial == 0:
             nbytes, at = min(2 * UNIT, 2 * count - i // 2), 2 * first + i // 2
             copy_memory(part + entry[SCALES] + at, halves, nbytes)
@@ -90,9 +107,8 @@ def take_back(part: int, entry: Any, rows: int, length: int, first: int, count: 
 @part_of_kernel
 def squared_error(entry: Any, value: Any, scale: Any, inverse: Any, zero: Any) -> Any:
     """Of one element as an integer code."""
-    symmetric = entry[ZEROS] == 0
-    most = most_of(entry[KIND], symmetric)
-    code = min(max((value - zero) * inverse, -most if symmetric else np.float32(0.0)), most)
+    least, most, _ = within(entry)
+    code = min(max((value - zero) * inverse, least), most)
     code = (code + MAGIC) - MAGIC
     error = code * scale + zero - value
     return error * error

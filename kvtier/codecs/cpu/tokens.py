@@ -1,6 +1,6 @@
-"""The rows that a kernel works in, and reading a token into the first of them."""
+"""The rows that a kernel works in, and reading tokens into the first of them."""
 
-
+# ruff: noqa: PLR0917 (numba passes a kernel's arguments by position)
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from kvtier.codecs.cpu.fields import ROTATION
 from kvtier.codecs.cpu.intrinsics import store_f32
 from kvtier.codecs.cpu.jit import part_of_kernel
-from kvtier.codecs.layout import UNIT
-from kvtier.codecs.cpu.rows import gather, place, rotate
+from kvtier.codecs.cpu.rows import gather, rotate
 from kvtier.codecs.cpu.sums import keep_largest_bits
+from kvtier.codecs.layout import UNIT
 
 TOKEN, SCALES, INVERSES, ZEROS, LOW, HIGH, LEVELS, ERRORS, BEST, HALVES, LARGEST, WORST = range(12)
-"""A token's elements; of each group its scale, the inverse, the zero point, the least and the greatest element; room for a
-row; squared errors of the scales on trial, and the least so far; room for float16; the largest bits of elements so far, and
-of scales and zero points."""
+"""The elements of some tokens; of each group its scale, the inverse, the zero point, the least and the greatest
+element; room for a row; squared errors of the scales on trial, and the least so far; room for float16; the largest
+bits of elements so far, and of scales and zero points."""
 
 
 @part_of_kernel
@@ -42,11 +42,25 @@ def clear_rest(row: int, count: int) -> None:
 
 
 @part_of_kernel
-def read_token(source: Any, paging: Any, shape: Any, rows: int, token: int, entry: Any) -> None:
-    """Widen a token into the first row, remember its largest bits, and rotate it; zeros follow up to a whole unit."""
-    base, step, begin, heads, dim = source
-    row, count = row_of(rows, shape[4], TOKEN), heads * dim
-    gather(row, place(base, step, begin + token, paging), step, heads, dim, shape[3])
-    clear_rest(row, count)
-    keep_largest_bits(row, (count + UNIT - 1) // UNIT, row_of(rows, shape[4], LARGEST))
-    rotate(row, count, entry[ROTATION])
+def tokens_of_row(elements: int, length: int) -> int:
+    """How many tokens of this many elements a row takes; more than one only where no unit is half empty."""
+    return max(1, (length - UNIT) // elements) if elements % UNIT == 0 else 1
+
+
+@part_of_kernel
+def read_tokens(source: Any, paging: Any, shape: Any, rows: int, token: int, count: int, entry: Any) -> None:
+    """Widen tokens into the first row and rotate them; zeros follow up to a whole unit."""
+    row, elements = row_of(rows, shape[4], TOKEN), source[3] * source[4]
+    gather(row, source, paging, token, count, shape[3])
+    clear_rest(row, count * elements)
+    rotate(row, count * elements, entry[ROTATION])
+
+
+@part_of_kernel
+def look_at_tokens(source: Any, paging: Any, shape: Any, rows: int, token: int, count: int, entry: Any) -> None:
+    """Read tokens, and remember the largest bits of their elements."""
+    row, elements = row_of(rows, shape[4], TOKEN), count * source[3] * source[4]
+    gather(row, source, paging, token, count, shape[3])
+    clear_rest(row, elements)
+    keep_largest_bits(row, (elements + UNIT - 1) // UNIT, row_of(rows, shape[4], LARGEST))
+    rotate(row, elements, entry[ROTATION])

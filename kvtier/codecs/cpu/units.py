@@ -1,7 +1,7 @@
 """Units of 32 elements between float32 and what is stored: vector code, emitted once for each kind of code.
 
-Kernels work on rows of float32 that stay in the processor's cache: `widen` and `narrow` are all that knows the KV's dtype,
-`pack` and `unpack` all that knows the codes. Every one rounds as `reference` does.
+Kernels work on rows of float32 that stay in the processor's cache: `widen` and `narrow` are all that knows the KV's
+dtype, `pack` and `unpack` all that knows the codes. Every one rounds as `reference` does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ WORDS = ir.VectorType(WORD, UNIT)
 ADDRESS, NOTHING, SINGLE = types.int64, types.void, types.float32
 BITS = {Kind.INT8: 8, Kind.INT4: 4, Kind.INT3: 3, Kind.INT2: 2, Kind.LLOYD4: 4, Kind.LLOYD3: 3, Kind.LLOYD2: 2}
 FLOAT8 = {Kind.E4M3: (20, 120, 16384.0, 2.0**-6), Kind.E5M2: (21, 112, 128.0, 2.0**-14)}
-"""Bits of a float32's mantissa that are dropped, what its exponent is biased more, what a subnormal is added to so that the
-sum rounds it, and the least normal number."""
+"""Bits of a float32's mantissa that are dropped, what its exponent is biased more, what a subnormal is added to so
+that the sum rounds it, and the least normal number."""
 
 
 def widen(dtype: str) -> Any:
@@ -123,8 +123,8 @@ def _value(b: Any, kind: Kind, codes: Any) -> Any:
 def unpack(kind: Kind, *, each: bool) -> Any:
     """Make f(target, codes, scale, zero): 32 codes to float32, times scale plus zero point.
 
-    `each`: scale and zero are addresses of float32 for each element; else they are two float32. Levels have no zero point;
-    16-bit codes have neither.
+    `each`: scale and zero are addresses of float32 for each element; else they are two float32. Levels have no zero
+    point; 16-bit codes have neither.
     """
     parameter = ADDRESS if each else SINGLE
 
@@ -145,47 +145,49 @@ def unpack(kind: Kind, *, each: bool) -> Any:
     return step
 
 
-def pack(kind: Kind, *, symmetric: bool, each: bool) -> Any:
-    """Make f(codes, source, inverse, zero): 32 float32, less the zero point, times the inverse of the scale, to codes."""
+def pack(kind: Kind, *, each: bool) -> Any:
+    """Make f(codes, source, inverse, zero, within): 32 float32, less the zero point, times the inverse, to codes.
+
+    `within`: of integers, the least and the greatest code and what is added to them, as float32.
+    """
     parameter = ADDRESS if each else SINGLE
 
     @intrinsic
-    def step(typingctx: Any, codes: Any, source: Any, inverse: Any, zero: Any) -> Any:
+    def step(typingctx: Any, codes: Any, source: Any, inverse: Any, zero: Any, within: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            codes, source, inverse, zero = args
+            codes, source, inverse, zero, within = args
             inverse, zero = _affine(b, inverse, zero)
-            value = load_vector(b, source, FLOAT, UNIT)
-            if not symmetric:
-                value = b.fsub(value, zero)
-            _store_codes(b, kind, _codes(b, kind, b.fmul(value, inverse), symmetric=symmetric), codes)
+            value = b.fmul(b.fsub(load_vector(b, source, FLOAT, UNIT), zero), inverse)
+            _store_codes(b, kind, _codes(b, kind, value, within), codes)
             return context.get_dummy_value()
 
-        return NOTHING(ADDRESS, ADDRESS, parameter, parameter), emit
+        return NOTHING(ADDRESS, ADDRESS, parameter, parameter, types.UniTuple(SINGLE, 3)), emit
 
     return step
 
 
-def _codes(b: Any, kind: Kind, value: Any, *, symmetric: bool) -> Any:
+def _codes(b: Any, kind: Kind, value: Any, within: Any) -> Any:
     if kind in FLOAT8:
         return _float8(b, kind, value)
     bits = BITS[kind]
-    half = 1 << (bits - 1)
     if kind.name.startswith("LLOYD"):
-        size = as_float(b, b.and_(as_bits(b, value), all_of(WORD, 0x7FFFFFFF, UNIT)))
-        above = all_of(WORD, 0, UNIT)
-        for middle in MIDPOINTS[bits]:
-            above = b.sub(above, b.sext(b.fcmp_ordered(">", size, all_of(FLOAT, float(middle), UNIT)), WORDS))
-        negative = b.fcmp_ordered("<", value, all_of(FLOAT, 0.0, UNIT))
-        below = b.sub(all_of(WORD, half - 1, UNIT), above)
-        return b.select(negative, below, b.add(above, all_of(WORD, half, UNIT)))
-    least, most = (1 - half, half - 1) if symmetric else (0, 2 * half - 1)
-    for order, edge in ((">", most), ("<", least)):
-        limit = all_of(FLOAT, float(edge), UNIT)
+        return _levels(b, value, bits)
+    least, most, added = (splat(b, b.extract_value(within, i), UNIT) for i in range(3))
+    for order, limit in ((">", most), ("<", least)):
         value = b.select(b.fcmp_ordered(order, value, limit), limit, value)
-    rounded = as_bits(b, b.fadd(value, all_of(FLOAT, MAGIC, UNIT)))
-    if symmetric:
-        rounded = b.add(rounded, all_of(WORD, half, UNIT))
-    return b.and_(rounded, all_of(WORD, 2 * half - 1, UNIT))
+    rounded = b.fadd(value, b.fadd(all_of(FLOAT, MAGIC, UNIT), added))
+    return b.and_(as_bits(b, rounded), all_of(WORD, 2**bits - 1, UNIT))
+
+
+def _levels(b: Any, value: Any, bits: int) -> Any:
+    size = as_float(b, b.and_(as_bits(b, value), all_of(WORD, 0x7FFFFFFF, UNIT)))
+    above = all_of(WORD, 0, UNIT)
+    for middle in MIDPOINTS[bits]:
+        above = b.sub(above, b.sext(b.fcmp_ordered(">", size, all_of(FLOAT, float(middle), UNIT)), WORDS))
+    half = 1 << (bits - 1)
+    negative = b.fcmp_ordered("<", value, all_of(FLOAT, 0.0, UNIT))
+    below = b.sub(all_of(WORD, half - 1, UNIT), above)
+    return b.select(negative, below, b.add(above, all_of(WORD, half, UNIT)))
 
 
 def _float8(b: Any, kind: Kind, value: Any) -> Any:
