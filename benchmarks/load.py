@@ -28,7 +28,7 @@ def measure(total: int, source: int, rounds: int) -> Iterator[Figure]:
     from_, to = np.ones(total, np.uint8), np.zeros(total, np.uint8)
     with host(source * 4) as socket, kvtier.connect(socket) as cache:
         for size, spec in SPECS.items():
-            for plan in ("raw", "int8"):
+            for plan in ("raw", "int8", "int4"):
                 space = cache.keyspace(spec, model="bench", revision="1", plan=plan)
                 kv = kv_tensor(spec, total)
                 tokens = kv.shape[2]

@@ -25,7 +25,7 @@ def measure(total: int, rounds: int) -> Iterator[Figure]:
     torch.set_num_threads(1)
     from_, to = np.ones(total, np.uint8), np.zeros(total, np.uint8)
     for size, spec in SPECS.items():
-        for plan in ("raw", "int8"):
+        for plan in ("raw", "int8", "int4"):
             capacity = 4 * total
             with host(capacity) as socket, kvtier.connect(socket) as cache:
                 space = cache.keyspace(spec, model="bench", revision="1", plan=plan)

@@ -67,7 +67,7 @@ class Cache:
             spec: shape of the KV.
             model: model name.
             revision: weights revision; other weights must have another one.
-            plan: precision plan, by name ("raw", "int8", "int4", "int3", "fp8", "k8v4", "layered") or text: see `kvtier.codecs.plan`.
+            plan: precision plan, by name ("raw", "int8", "int4", ...) or text: see `kvtier.codecs.plan`.
             rank: this engine's tensor-parallel rank.
             overrides: whatever else changes the KV: RoPE scaling, config overrides.
             **parts: the other fields of `Keyspace`: `tenant`, `layout`, `kv_scales`, `tp_size`, `adapter`,

@@ -69,12 +69,15 @@ def _encode_part(dtype: str, scheme: Scheme, part: NDArray[Any], row: NDArray[np
         return None
     if scheme.exact:
         stored = from_float32({"bf16": "bfloat16", "fp16": "float16"}[scheme.precision], values)
-        if not np.isfinite(to_float32({"bf16": "bfloat16", "fp16": "float16"}[scheme.precision], stored)).all():
+        with np.errstate(over="ignore"):
+            beyond = np.isinf(
+                values.astype(np.float16) if scheme.precision == "fp16" else to_float32("bfloat16", stored)
+            )
+        if beyond.any():
             return None
         return body + pack(stored.reshape(len(values), -1), 16)
-    values = rotate(values, int(row[Field.ROTATION]))
     with np.errstate(all="ignore"):
-        encoded = _quantise(scheme, values)
+        encoded = _quantise(scheme, rotate(values, int(row[Field.ROTATION])))
     if encoded is None:
         return None
     codes, scales, zeros = encoded
@@ -186,7 +189,7 @@ def _scale(
         reach, steps = high - zero.astype(np.float32), 2**scheme.bits - 1
     else:
         if not scheme.symmetric:
-            zero = (low * np.float32(0.5) + high * np.float32(0.5)).astype(np.float16) + np.float16(0)
+            zero = (low * np.float32(0.5) + high * np.float32(0.5)).astype(np.float16)
             low, high = low - zero.astype(np.float32), high - zero.astype(np.float32)
         reach = np.maximum(np.abs(low), np.abs(high))
         steps = 2 ** (scheme.bits - 1) - 1 if scheme.integer else LARGEST[scheme.precision]

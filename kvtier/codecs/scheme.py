@@ -74,8 +74,10 @@ class Scheme:
     def _refuse_nonsense(self) -> None:
         if self.lloyd and not (self.hadamard and self.symmetric and self.granularity == "token" and self.bits < 8):
             raise ConfigError(f"{self}: lloyd is for int4, int3 or int2, as in int4/token/sym/hadamard/lloyd")
-        if self.clip and (self.precision not in INTS or self.lloyd):
-            raise ConfigError(f"{self}: clip is for integers without lloyd")
+        if self.clip and (self.precision not in INTS or self.lloyd or self.granularity == "tensor"):
+            raise ConfigError(
+                f"{self}: clip is for integers that a token, channel or group shares a scale of, without lloyd"
+            )
 
     def __str__(self) -> str:
         if self.exact:

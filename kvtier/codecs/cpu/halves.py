@@ -90,7 +90,7 @@ def choose(how: str) -> Any:
 
     `most` is the largest code, `share` how much of the range is kept. Scales and, 64 bytes behind, zero points are
     stored as float16 at `halves`; the three rows `floats` get scales, their inverses and zero points as float32. `worst`
-    are 32 words, the largest bits of any of these so far: not below `INFINITY` if some group has no float16.
+    are 32 words, the largest bits of any of these so far: at least `INFINITY` if some group has none.
     """
 
     @intrinsic

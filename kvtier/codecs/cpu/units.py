@@ -14,8 +14,19 @@ from numba import types
 from numba.extending import intrinsic
 
 from kvtier.codecs.codebook import LEVELS, MIDPOINTS
-from kvtier.codecs.cpu.intrinsics import BYTE, LONG, WORD, load_vector, store_vector
-from kvtier.codecs.cpu.lanes import MAGIC, STORED, all_of, as_bits, as_float, join, look_up, part, splat
+from kvtier.codecs.cpu.intrinsics import BYTE, HALF, LONG, WORD, load_vector, store_vector
+from kvtier.codecs.cpu.lanes import (
+    HALF_INSTRUCTIONS,
+    MAGIC,
+    STORED,
+    all_of,
+    as_bits,
+    as_float,
+    join,
+    look_up,
+    part,
+    splat,
+)
 from kvtier.codecs.layout import UNIT, Kind
 
 FLOAT = ir.FloatType()
@@ -107,17 +118,28 @@ def _store_codes(b: Any, kind: Kind, codes: Any, address: Any) -> None:
 def _value(b: Any, kind: Kind, codes: Any) -> Any:
     """What codes stand for, before scale and zero point."""
     if kind in FLOAT8:
-        shift, bias, _, least = FLOAT8[kind]
-        size = b.shl(b.and_(codes, all_of(WORD, 0x7F, UNIT)), all_of(WORD, shift, UNIT))
-        normal = b.add(size, all_of(WORD, bias << 23, UNIT))
-        raised = as_float(b, b.add(size, all_of(WORD, (bias + 1) << 23, UNIT)))
-        small = as_bits(b, b.fsub(raised, all_of(FLOAT, least, UNIT)))
-        value = b.select(b.icmp_unsigned("<", size, all_of(WORD, 1 << 23, UNIT)), small, normal)
-        return as_float(b, b.or_(value, b.shl(b.and_(codes, all_of(WORD, 0x80, UNIT)), all_of(WORD, 24, UNIT))))
+        return _value_of_float8(b, kind, codes)
     if kind in (Kind.LLOYD4, Kind.LLOYD3, Kind.LLOYD2):
         positive = LEVELS[BITS[kind]]
         return look_up(b, np.concatenate([-positive[::-1], positive]), codes)
     return b.sitofp(codes, FLOATS)
+
+
+def _value_of_float8(b: Any, kind: Kind, codes: Any) -> Any:
+    sign = b.and_(codes, all_of(WORD, 0x80, UNIT))
+    size = b.and_(codes, all_of(WORD, 0x7F, UNIT))
+    shift, bias, _, least = FLOAT8[kind]
+    if HALF_INSTRUCTIONS:
+        # Moved to the places of a float16's exponent and mantissa it is one, subnormals too; e4m3 is 2**8 times more.
+        half = b.or_(b.shl(sign, all_of(WORD, 8, UNIT)), b.shl(size, all_of(WORD, shift - 13, UNIT)))
+        value = STORED["float16"][1](b, b.trunc(half, ir.VectorType(HALF, UNIT)))
+        return b.fmul(value, all_of(FLOAT, 256.0, UNIT)) if kind == Kind.E4M3 else value
+    size = b.shl(size, all_of(WORD, shift, UNIT))
+    normal = b.add(size, all_of(WORD, bias << 23, UNIT))
+    raised = as_float(b, b.add(size, all_of(WORD, (bias + 1) << 23, UNIT)))
+    small = as_bits(b, b.fsub(raised, all_of(FLOAT, least, UNIT)))
+    value = b.select(b.icmp_unsigned("<", size, all_of(WORD, 1 << 23, UNIT)), small, normal)
+    return as_float(b, b.or_(value, b.shl(sign, all_of(WORD, 24, UNIT))))
 
 
 def unpack(kind: Kind, *, each: bool) -> Any:
