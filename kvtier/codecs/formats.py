@@ -15,7 +15,8 @@ Floats = NDArray[np.float32]
 def round_up(values: Floats) -> NDArray[np.float16]:
     """Round non-negative values up to a float16."""
     nearest = values.astype(np.float16)
-    return np.where(nearest.astype(np.float32) < values, np.nextafter(nearest, np.float16(np.inf)), nearest)
+    above = np.nextafter(nearest, np.float16(np.inf))
+    return np.where(nearest.astype(np.float32) < values, above, nearest) + np.float16(0)
 
 
 def round_down(values: Floats) -> NDArray[np.float16]:

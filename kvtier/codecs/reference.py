@@ -189,7 +189,7 @@ def _scale(
         reach, steps = high - zero.astype(np.float32), 2**scheme.bits - 1
     else:
         if not scheme.symmetric:
-            zero = (low * np.float32(0.5) + high * np.float32(0.5)).astype(np.float16)
+            zero = (low * np.float32(0.5) + high * np.float32(0.5)).astype(np.float16) + np.float16(0)
             low, high = low - zero.astype(np.float32), high - zero.astype(np.float32)
         reach = np.maximum(np.abs(low), np.abs(high))
         steps = 2 ** (scheme.bits - 1) - 1 if scheme.integer else LARGEST[scheme.precision]

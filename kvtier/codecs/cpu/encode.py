@@ -22,6 +22,7 @@ from kvtier.codecs.cpu.fields import (
     NBYTES,
     OFFSET,
     RAW,
+    ROTATION,
     ROW,
     ROW_NBYTES,
     SINKS,
@@ -43,6 +44,8 @@ BEYOND_FP16 = 0x477FF000
 """65520, the least float32 that rounds to an infinite float16."""
 BEYOND_BF16 = 0x7F7F8000
 """The least float32 that rounds to an infinite bfloat16."""
+BEYOND_ROTATION = 0x71800000
+"""2**100: far more than any scale reaches, and sums of so much less cannot overflow: Inf - Inf is no extreme."""
 
 
 @inlined
@@ -59,6 +62,9 @@ def _encode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
     base, step, begin = kv
     tokens, heads = shape[0], shape[1]
     part, kind = body + entry[OFFSET], entry[KIND]
+    for lane in range(UNIT):
+        store_u32(row_of(rows, shape[4], LARGEST) + 4 * lane, 0)
+        store_u32(row_of(rows, shape[4], WORST) + 4 * lane, 0)
     exact = tokens if kind == RAW else entry[SINKS]
     copy_tokens(part, base, step, (exact, heads, dim, shape[2]), begin, paging, STORE, streaming and kind == RAW)
     source = (base, step, begin + exact, heads, dim)
@@ -78,6 +84,8 @@ def _encode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
                 codes = part + entry[CODES] + t * entry[ROW_NBYTES]
                 _narrowed(kind, row_of(rows, shape[4], TOKEN), codes, some * heads * dim)
     limit = BEYOND_FP16 if kind == FP16 else BEYOND_BF16 if kind == BF16 else INFINITE
+    if entry[ROTATION] > 1:
+        limit = BEYOND_ROTATION
     if largest_bits(row_of(rows, shape[4], LARGEST)) >= limit:
         return False
     if largest_bits(row_of(rows, shape[4], WORST)) >= INFINITY:
@@ -119,9 +127,6 @@ def encode_blocks(call: Any, blocks: Any, view: Any, tables: Any, shape: Any, st
         table = tables[0] if positions[i] == 0 else tables[1]
         stored[i] = True
         for layer in range(first, stop):
-            for lane in range(UNIT):
-                store_u32(row_of(rows, shape[4], LARGEST) + 4 * lane, 0)
-                store_u32(row_of(rows, shape[4], WORST) + 4 * lane, 0)
             kv = (addresses[layer], strides[layer])
             body = memory + offsets[i]
             if not _encode_layer(body, table, layer, kv, paging, tokens[i], shape, rows, streaming):

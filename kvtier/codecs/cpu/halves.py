@@ -70,6 +70,9 @@ def _scale_and_zero(b: Any, low: Any, high: Any, most: Any, share: Any, how: str
     elif how == "float":
         half = all_of(FLOAT, 0.5, UNIT)
         zero = _nearest(b, b.fadd(b.fmul(low, half), b.fmul(high, half)))
+        # Which of 0 and -0 is the least is nobody's business: codes must not depend on it.
+        minus = b.icmp_unsigned("==", zero, all_of(WORD, 0x8000, UNIT))
+        zero = b.select(minus, all_of(WORD, 0, UNIT), zero)
         middle = _float(b, zero)
         one, other = (_size(b, b.fsub(edge, middle)) for edge in (low, high))
         reach = b.select(b.fcmp_ordered(">", one, other), one, other)
