@@ -139,8 +139,8 @@ class CodecKit:
         call = view_of(spec, layers), np.array(starts), memory, offsets, np.array(positions)
         assert codec.encode(*call, range(spec.layers)).tolist() == [True] * 3
         out = ones_like(layers)
-        call = memory, offsets[1:], np.array(positions[1:]), view_of(spec, out), np.array(starts[1:])
-        codec.decode(*call, range(spec.layers))
+        into = memory, offsets[1:], np.array(positions[1:]), view_of(spec, out), np.array(starts[1:])
+        codec.decode(*into, range(spec.layers))
         for i, (start, offset, position) in enumerate(zip(starts, offsets, positions, strict=True)):
             alone = self.body(spec, tokens_of(layers, start, spec.block_tokens), position)
             assert np.array_equal(memory[offset : offset + codec.nbytes(position)], alone)
