@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -37,18 +38,43 @@ ROWS = 12
 """Rows of float32 that a kernel works in."""
 
 
+class Shape:
+    """What kernels are told of a spec, worked out once.
+
+    Attributes:
+        spec: the spec.
+        numbers: block_tokens, kv_heads, itemsize, number of the dtype, elements from one row to the next, head_dim of K
+            and of V.
+    """
+
+    def __init__(self, spec: KVSpec) -> None:
+        self.spec = spec
+        self.length = max(ROW_ELEMENTS, -(-spec.kv_heads * max(spec.head_dims) // UNIT) * UNIT) + UNIT
+        dtype = DTYPES[spec.dtype]
+        heads = spec.head_dim, spec.v_head_dim
+        self.numbers = (spec.block_tokens, spec.kv_heads, spec.itemsize, dtype, self.length, *heads)
+        self._local = threading.local()
+
+    def rows(self) -> int:
+        """Address of this thread's rows of float32, in which kernels work."""
+        rows = getattr(self._local, "rows", None)
+        if rows is None:
+            rows = self._local.rows = np.empty((ROWS, self.length), np.float32)
+        return _address(rows)
+
+
 def arguments(
-    spec: KVSpec,
+    shape: Shape,
     layouts: tuple[Layout, Layout],
     kv: KVView,
     blocks: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     memory: NDArray[np.uint8],
     layers: range,
-) -> tuple[tuple[Any, ...], NDArray[np.float32]]:
+) -> tuple[Any, ...]:
     """Check that every byte that the kernel will touch is inside `memory` and `kv`.
 
     Args:
-        spec: of the blocks.
+        shape: of the blocks.
         layouts: of the first block of a sequence, and of the others.
         kv: what the caller has.
         blocks: tokens, offsets and positions: see `Codec`.
@@ -57,15 +83,14 @@ def arguments(
 
     Returns:
         The kernel's arguments: (address of `memory`, its rows' address, first layer, the one after the last); (tokens,
-        offsets, positions); (addresses, strides, (address of the page table, tokens in a page)) of the
-        view; the layouts' tables; (block_tokens,
-        kv_heads, itemsize, number of the dtype, elements from one row to the next, head_dim of K and of V). And the
-        rows, which must live as long as the call.
+        offsets, positions); (addresses, strides, (address of the page table, tokens in a page)) of the view; the
+        layouts' tables; the shape's numbers.
 
     Raises:
         KVMismatch: the view is of another spec.
         UsageError: a block outside `memory` or outside the view, or layers that the spec has not.
     """
+    spec = shape.spec
     if kv.spec is not spec and kv.spec != spec:
         raise KVMismatch(f"the view was made for {kv.spec}; the codec was called for {spec}")
     if memory.dtype != np.uint8 or memory.ndim != 1 or not memory.flags.c_contiguous:
@@ -73,38 +98,36 @@ def arguments(
     if layers.step != 1 or not 0 <= layers.start <= layers.stop <= spec.layers:
         raise UsageError(f"the layers {layers} are not a range within the {spec.layers} layers of the spec")
     tokens, offsets, positions = (np.ascontiguousarray(each, np.int64) for each in blocks)
-    if tokens.ndim != 1 or tokens.shape != offsets.shape or tokens.shape != positions.shape:
+    if tokens.ndim != 1 or not tokens.shape == offsets.shape == positions.shape:
         raise UsageError(
             f"{tokens.shape} tokens, {offsets.shape} offsets, {positions.shape} positions: each block has one of each"
         )
     if tokens.size:
+        first, other = (layout.nbytes for layout in layouts)
         _within("token", tokens, spec.block_tokens, kv.tokens, "kv")
-        for layout, which in zip(layouts, (positions == 0, positions != 0), strict=True):
-            if which.any():
-                _within("offset", offsets[which], layout.nbytes, memory.size, "memory")
-    longest = max(ROW_ELEMENTS, -(-spec.kv_heads * max(spec.head_dims) // UNIT) * UNIT) + UNIT
-    rows = np.empty((ROWS, longest), np.float32)
-    shape = (
-        spec.block_tokens,
-        spec.kv_heads,
-        spec.itemsize,
-        DTYPES[spec.dtype],
-        longest,
-        spec.head_dim,
-        spec.v_head_dim,
-    )
-    address = memory.__array_interface__["data"][0]
+        if first == other:
+            _within("offset", offsets, other, memory.size, "memory")
+        else:
+            for which, nbytes in ((positions == 0, first), (positions != 0, other)):
+                if which.any():
+                    _within("offset", offsets[which], nbytes, memory.size, "memory")
     return (
-        (address, rows.ctypes.data, layers.start, layers.stop),
+        (_address(memory), shape.rows(), layers.start, layers.stop),
         (tokens, offsets, positions),
-        (kv.addresses, kv.strides, (kv.pages.ctypes.data, kv.page_tokens)),
+        (kv.addresses, kv.strides, (_address(kv.pages) if kv.page_tokens else 0, kv.page_tokens)),
         (layouts[0].table, layouts[1].table),
-        shape,
-    ), rows
+        shape.numbers,
+    )
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _within(what: str, starts: NDArray[np.int64], length: int, end: int, where: str) -> None:
-    low, high = int(starts.min()), int(starts.max())
+    # Of a few numbers a list has the least and the greatest sooner.
+    few = starts.tolist() if starts.size < 64 else (starts.min(), starts.max())
+    low, high = min(few), max(few)
     if low < 0 or high > end - length:
         raise UsageError(
             f"a block of {length} at {what} {low if low < 0 else high} is outside of {where}, which has {end}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.codecs.cpu.batch import STREAMING_NBYTES, arguments
+from kvtier.codecs.cpu.batch import STREAMING_NBYTES, Shape, arguments
 from kvtier.codecs.cpu.decode import decode_blocks
 from kvtier.codecs.cpu.encode import encode_blocks
 from kvtier.codecs.cpu.intrinsics import STREAMS
@@ -48,6 +48,7 @@ class PlanCodec:
         layers = resolve(parse_plan(plan), spec)
         self.plan, self.spec = canonical(layers), spec
         self.layouts = layout(layers, spec, first=True), layout(layers, spec, first=False)
+        self._shape = Shape(spec)
 
     def layers(self, position: int) -> NDArray[np.int64]:
         return self.layouts[position > 0].layers
@@ -66,7 +67,7 @@ class PlanCodec:
     ) -> NDArray[np.bool_]:
         if not memory.flags.writeable:
             raise UsageError("memory is read-only; blocks are encoded into a writable map")
-        call, _rows = arguments(self.spec, self.layouts, kv, (tokens, offsets, positions), memory, layers)
+        call = arguments(self._shape, self.layouts, kv, (tokens, offsets, positions), memory, layers)
         stored = np.empty(len(tokens), np.bool_)
         encode_blocks(*call, self._streaming(len(tokens), layers), stored)
         return stored
@@ -81,7 +82,7 @@ class PlanCodec:
         layers: range,
     ) -> None:
         kv.require_writable()
-        call, _rows = arguments(self.spec, self.layouts, kv, (tokens, offsets, positions), memory, layers)
+        call = arguments(self._shape, self.layouts, kv, (tokens, offsets, positions), memory, layers)
         decode_blocks(*call, self._streaming(len(tokens), layers))
 
     def _streaming(self, blocks: int, layers: range) -> bool:
