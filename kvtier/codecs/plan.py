@@ -13,8 +13,9 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import TypeAlias
 
 from kvtier.codecs.scheme import Scheme
@@ -39,6 +40,8 @@ bits, it breaks on models whose K has large constant channels."""
 SMALL_BLOCKS = Scheme.parse("int8/token/sym")
 """What stands in for a scheme per channel when a block has fewer tokens than are to share a scale."""
 RAW = Scheme("raw")
+DEPTH = 3
+"""Brackets in one another that a plan may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ def parse_plan(text: str) -> Plan:
         ConfigError: what is wrong with the text, and what to write.
     """
     text = text.strip()
+    if max(accumulate((letter == "(") - (letter == ")") for letter in text), default=0) > DEPTH:
+        raise ConfigError(f"a plan has at most {DEPTH} brackets in one another, as in recent:N(sinks:N(layers(...)))")
     if NAMED.get(text, text) != text:
         return parse_plan(NAMED[text])
     head, bracket, inner = text.partition("(")
@@ -179,6 +184,8 @@ def _layers(part: str, text: str) -> tuple[int | Fraction, int | Fraction, Plan]
             if not 0 <= first < stop <= 1:
                 raise ConfigError(f"{text!r}: {low}-{high} are no fractions of the layers, from 0 to 1")
             return first, stop, plan
+        if int(low) > int(high or low):
+            raise ConfigError(f"{text!r}: {low}-{high} are no layers; write the first and the last, as in 0-9:int4")
         return int(low), int(high or low) + 1, plan
     except (ValueError, ZeroDivisionError) as exc:
         raise ConfigError(f"{text!r}: {low} is no layer; write 0-9:int4, or 0-5/16:int4") from exc
@@ -215,7 +222,8 @@ def resolve(plan: Plan, spec: KVSpec) -> tuple[LayerPlan, ...]:
         return tuple(LayerPlan(layer.schemes, plan.tokens) for layer in resolve(plan.plan, spec))
     if isinstance(plan, Uniform):
         schemes = (plan.key,) if spec.mla else (plan.key, plan.value)
-        return (LayerPlan(tuple(_fitting(scheme, spec) for scheme in schemes), 0),) * spec.layers
+        fitting = tuple(_fitting(*each, spec) for each in zip(schemes, spec.head_dims, strict=True))
+        return (LayerPlan(fitting, 0),) * spec.layers
     return _by_layer(plan, spec)
 
 
@@ -239,9 +247,13 @@ def _by_layer(plan: ByLayer, spec: KVSpec) -> tuple[LayerPlan, ...]:
     return tuple(layer for layer in layers if layer is not None)
 
 
-def _fitting(scheme: Scheme, spec: KVSpec) -> Scheme:
+def _fitting(scheme: Scheme, dim: int, spec: KVSpec) -> Scheme:
     if scheme.granularity == "channel" and scheme.group > spec.block_tokens:
         return SMALL_BLOCKS
+    if scheme.granularity == "group" and scheme.group >= dim:
+        scheme = replace(scheme, granularity="token", group=0)
+    if scheme.hadamard and dim % 2 and not scheme.lloyd:
+        scheme = replace(scheme, hadamard=False)
     return RAW if (scheme.precision, spec.dtype) in (("bf16", "bfloat16"), ("fp16", "float16")) else scheme
 
 
