@@ -92,8 +92,8 @@ def choose(how: str) -> Any:
         how: "symmetric", or with a zero point, "integer" or "float".
 
     `most` is the largest code, `share` how much of the range is kept. Scales and, 64 bytes behind, zero points are
-    stored as float16 at `halves`; the three rows `floats` get scales, their inverses and zero points as float32. `worst`
-    are 32 words, the largest bits so far: at least `INFINITY` if some group has none.
+    stored as float16 at `halves`; the rows `floats` get scales, their inverses and zero points as float32. `worst` are
+    32 words, the largest bits so far: at least `INFINITY` if some group has none.
     """
 
     @intrinsic

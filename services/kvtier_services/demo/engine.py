@@ -20,7 +20,9 @@ from kvtier_services.demo import texts
 from kvtier_services.demo.answer import Begun, begin, follow, go_on
 
 TIERS = ("gpu", "cpu", "nvme")
-PLANS = ("raw", "int8")
+COARSE = ("int8", "int4")
+"""Plans that are compared with the exact model."""
+PLANS = ("raw", *COARSE)
 
 
 class Engine:
@@ -49,11 +51,11 @@ class Engine:
 
     def compute_and_save(self) -> dict[str, Any]:
         """Engine A: answer the first question about each document, keep the KV."""
-        raw, int8 = (self.spaces[plan] for plan in PLANS)
+        raw = self.spaces["raw"]
         say("engine A computes the document and answers question 1")
         first = begin(self.model, self.prompts[0], raw, save=True)
         document = [(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1)) for layer in first.cache.layers]
-        saves = [first.saved, int8.save(self.prompts[0], document)]
+        saves = [first.saved, *(self.spaces[plan].save(self.prompts[0], document) for plan in COARSE)]
         answer, _ = go_on(self.model, first, self.length)
         say("engine A computes a second document")
         second = begin(self.model, self.second, raw, save=True)
@@ -92,19 +94,19 @@ class Engine:
         plain = begin(self.model, prompt)
         expected, logits = go_on(self.model, plain, self.length)
         result: dict[str, Any] = {"without": facts(plain), "expected": expected, "text": self._text(expected)}
-        raw, int8 = (self.spaces[plan] for plan in PLANS)
         result["with"], firsts, begun = {}, [], plain
         # The slowest tier last or first would always meet the machine in the same mood: they take turns.
         for tier in (*TIERS[number % 3 :], *TIERS[: number % 3]):
             say(f"question {number}: from {tier}")
-            begun = moved(self.model, prompt, raw, tier)
+            begun = moved(self.model, prompt, self.spaces["raw"], tier)
             result["with"][tier] = facts(begun)
             firsts.append(begun.token)
         answer, _ = go_on(self.model, begun, self.length)
         result["equal"] = answer == expected and firsts == expected[:1] * len(firsts)
-        say(f"question {number}: int8")
-        coarse = moved(self.model, prompt, int8, "cpu")
-        result["int8"] = facts(coarse) | compared(logits, follow(self.model, coarse, expected))
+        for plan in COARSE:
+            say(f"question {number}: {plan}")
+            coarse = moved(self.model, prompt, self.spaces[plan], "cpu")
+            result[plan] = facts(coarse) | compared(logits, follow(self.model, coarse, expected))
         return result
 
     def _stored(self, plan: str) -> float:
@@ -164,7 +166,7 @@ def say(step: str) -> None:
 
 def steps(asked: int) -> int:
     """How many steps both engines tell of."""
-    return 6 + asked * (2 + len(TIERS))
+    return 6 + asked * (1 + len(TIERS) + len(COARSE))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from kvtier_services.demo.engine import TIERS
+from kvtier_services.demo.engine import COARSE, TIERS
 
 Measured = Mapping[str, Any]
 Figure = dict[str, Any]
@@ -29,7 +29,7 @@ def figures(measured: Measured) -> list[Figure]:
             **{name: found[name] for name in ("seconds", "loaded", "computed", "tiers")},
         ),
         _figure("demo.tokens_equal.raw", int(tokens_equal(measured)), "bool", questions=len(asked)),
-        _agreement(asked),
+        *(_agreement(plan, asked) for plan in COARSE),
     ]
     raw = b["stored"]["raw"]
     lines += [
@@ -84,11 +84,11 @@ def _speedup(tier: str, timed: list[Any], measured: Measured) -> Figure:
     )
 
 
-def _agreement(asked: list[Any]) -> Figure:
-    coarse = [one["int8"] for one in asked]
+def _agreement(plan: str, asked: list[Any]) -> Figure:
+    coarse = [one[plan] for one in asked]
     positions = sum(one["positions"] for one in coarse)
     return _figure(
-        "demo.agreement.int8",
+        f"demo.agreement.{plan}",
         round(sum(one["agreed"] for one in coarse) / positions, 4),
         "share",
         positions=positions,

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvtier_services.demo.engine import TIERS
+from kvtier_services.demo.engine import COARSE, TIERS
 from kvtier_services.demo.figures import Measured, figures, median_seconds, served_by_tier, tokens_equal
 from kvtier_services.demo.texts import questions
 
@@ -39,12 +39,13 @@ def _parts(measured: Measured) -> Iterator[RenderableType]:
         f"Question 1, apart: engine B found {lay}, and had its first token after {found['seconds']:.2f} s "
         f"({named['demo.speedup.found']['value']:.1f} x)."
     )
-    int8 = named["demo.agreement.int8"]
-    yield Text(
-        f"int8: {int8['value']:.1%} of {int8['positions']} tokens are those that the exact model chose; logits differ "
-        f"by {int8['logit_difference_mean']:.3f} on average, {int8['logit_difference_max']:.2f} at most "
-        f"(their spread is {int8['logit_spread']:.1f})."
-    )
+    for plan in COARSE:
+        line = named[f"demo.agreement.{plan}"]
+        yield Text(
+            f"{plan}: {line['value']:.1%} of {line['positions']} tokens are those that the exact model chose; logits "
+            f"differ by {line['logit_difference_mean']:.3f} on average, {line['logit_difference_max']:.2f} at most "
+            f"(their spread is {line['logit_spread']:.1f})."
+        )
     served = served_by_tier(measured)
     yield Text("Hits served, in tokens: " + ", ".join(f"{tier} {served.get(tier, 0):,}" for tier in TIERS))
     yield ""
@@ -98,16 +99,17 @@ def _times(measured: Measured) -> Table:
             f"{raw:,.0f}",
             equal,
         )
-    seconds = sorted(one["int8"]["seconds"] for one in timed)[len(timed) // 2]
-    nbytes, last = b["stored"]["int8"], timed[-1]["int8"]
-    agreement = named["demo.agreement.int8"]["value"]
-    table.add_row(
-        f"{measured['labels'].get('cpu', 'cpu')}, int8",
-        f"{seconds:.3f} s",
-        f"{without / seconds:.1f} x",
-        f"{last['loaded']:,}",
-        f"{last['computed']:,}",
-        f"{nbytes:,.0f} ({nbytes / raw:.0%})",
-        f"{agreement:.1%} equal",
-    )
+    for plan in COARSE:
+        seconds = sorted(one[plan]["seconds"] for one in timed)[len(timed) // 2]
+        nbytes, last = b["stored"][plan], timed[-1][plan]
+        agreement = named[f"demo.agreement.{plan}"]["value"]
+        table.add_row(
+            f"{measured['labels'].get('cpu', 'cpu')}, {plan}",
+            f"{seconds:.3f} s",
+            f"{without / seconds:.1f} x",
+            f"{last['loaded']:,}",
+            f"{last['computed']:,}",
+            f"{nbytes:,.0f} ({nbytes / raw:.0%})",
+            f"{agreement:.1%} equal",
+        )
     return table
