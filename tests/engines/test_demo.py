@@ -84,6 +84,8 @@ def test_the_demo_shows_what_it_says_and_leaves_nothing(capsys, there_before):
     assert lines["demo.agreement.int8"]["value"] >= 0.98
     assert lines["demo.agreement.int8"]["logit_difference_max"] > 0
     assert lines["demo.stored.int8"]["against_raw"] < 0.3
+    assert lines["demo.agreement.int4"]["value"] >= 0.9
+    assert lines["demo.stored.int4"]["against_raw"] < 0.15
     for tier in ("gpu", "cpu", "nvme"):
         assert lines[f"demo.served.{tier}"]["value"] > 0
         assert lines[f"demo.speedup.{tier}"]["loaded"] >= 2500
