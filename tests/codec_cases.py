@@ -147,7 +147,7 @@ def held(spec: KVSpec, layers: Layers, how: Any) -> Arrays | Pages:
 
 
 def hard_kv(spec: KVSpec, tokens: int, seed: int, top: float) -> Layers:
-    """Rows and channels of magnitudes up to `2**top` and from denormal on; all zero, constant, with one outlier."""
+    """Rows and channels of magnitudes from denormal to `2**top`: all zero, constant, nearly so, with one outlier."""
     generator = np.random.default_rng(seed)
     layers = random_kv(spec, tokens, seed)
     for layer in layers:
@@ -162,6 +162,8 @@ def hard_kv(spec: KVSpec, tokens: int, seed: int, top: float) -> Layers:
                 values[kind == 1] = -0.0
                 values[kind == 2] = values[kind == 2][:, :1]
                 values[kind == 3] *= np.where(np.arange(part.shape[2]) == 0, 1, np.float32(1e-4))
+                narrow = 1 + generator.random(values.shape) * np.exp2(generator.uniform(-23, -8, (*part.shape[:2], 1)))
+                values[kind == 4] = (values[:, :, :1] * narrow).astype(np.float32)[kind == 4]
                 values[:, :, generator.integers(0, 5, part.shape[2]) == 0] += np.float32(2.0 ** (top - 4))
             layer[i] = reference.from_float32(spec.dtype, values)
     return layers

@@ -20,22 +20,28 @@ class PlanCodec:
     """Carries out a plan for blocks of one spec, on the CPU; `layout` says what a body looks like.
 
     How far off an element x may be, with the scale s and the zero point z of its group, which spans from a to b, and
-    the unit roundoff u of the KV's dtype (2**-8 for bfloat16, 2**-11 for float16, 0 for float32):
+    the roundoff u of the KV's dtype (2**-8 for bfloat16, 2**-11 for float16, nothing for float32) and of the
+    arithmetic (2**-24 more):
 
         raw                      exact
         fp16, bf16               rounded to that once, then to the dtype
         int, symmetric           |x - x'| <= (1/2 + 2**-14) s + u |x'|        s <= max(|a|, |b|) / most * r + 2**-24
         int, asymmetric          |x - x'| <= (1/2 + 2**-14) s + u |x'|        s <= (b - z) / most * r + 2**-24
-                                                                              a - 2**-10 |a| - 2**-24 <= z <= a
+                                                                              z: a rounded down to a float16
         e4m3, e5m2               |x - x'| <= max(h |x - z|, t s) + u |x'|     s <= max(b - z, z - a) / most * r + 2**-24
+                                                                              z: (a + b) / 2 as float16; symmetric: 0
 
     where `most` is the number of steps (127, 7, 3, 1 symmetric; 255, 15, 7, 3 asymmetric; 448 and 57344), r = 1 +
     2**-9 is the rounding of s up to a float16, h = 2**-4 and t = 2**-10 for e4m3, h = 2**-3 and t = 2**-17 for e5m2,
-    each times 1 + 2**-9. Elements that are all the same multiple of a float16 come back as they were. With `hadamard`
-    the bound holds of the rotated row, and so, its matrix being orthogonal, of the row's Euclidean length: |x - x'|_2
-    is at most the root of the summed squares. With `lloyd` it is that of the nearest levels times the row's root mean
-    square: the scale that is stored has the least squared error of all. With `clip` the summed squares of a group are
-    at most what they would be without, up to rounding.
+    each times 1 + 2**-9; where the KV is float16, 2**-25 more, as it has no smaller step. Zeros come back as zeros, a
+    group of one float16 that has a zero point as it was, and so does what is z + code * s, if the group has the first
+    and the last code.
+
+    With `hadamard` the bound holds of the rotated row, and so, its matrix being orthogonal, of the row's Euclidean
+    length: |x - x'|_2 is at most the root of the summed squares, and 2**-19 |x|_2 for rotating there and back. With
+    `lloyd` it is that of the nearest levels times the row's root mean square, and 2**-11 |x|_2 for the scale's
+    rounding: the scale that is stored has the least squared error of all. With `clip` the summed squares of a group
+    are at most what they would be without, up to rounding.
 
     Cannot be stored under a quantised scheme, whose block is refused and counted: NaN, Inf, a scale or zero point that
     no float16 holds; under `fp16`, what is beyond its range. "raw", and the exact first tokens of a plan, hold any
