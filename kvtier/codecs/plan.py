@@ -27,7 +27,7 @@ _INT8 = "K=int8/channel:64/asym,V=int8/token/asym"
 NAMED = {
     "raw": "raw",
     "int8": _INT8,
-    "k8v4": "K=int8/channel:64/asym,V=int4/token/sym/hadamard/lloyd",
+    "k8v4": "sinks:1(K=int8/channel:64/asym,V=int4/token/sym/hadamard/lloyd)",
     "int4": f"sinks:1({_INT4})",
     "int3": "sinks:1(K=int4/channel:64/asym,V=int2/token/sym/hadamard/lloyd)",
     "fp8": "K=e4m3/channel:64/asym,V=e4m3/token/sym",

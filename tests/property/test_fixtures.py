@@ -21,7 +21,7 @@ KL = {"raw": 0, "int8": 0.001, "k8v4": 0.001, "fp8": 0.005, "layered": 0.02, "mi
 """Divergence of the attention weights, nats."""
 OUTPUT = {"raw": 0, "int8": 0.02, "k8v4": 0.1, "fp8": 0.05, "layered": 0.06, "mixed": 0.06, "int4": 0.12, "int3": 0.25}
 """Relative error of attention's output."""
-BITS = {"raw": 16, "int8": 8.5, "k8v4": 6.4, "fp8": 8.5, "int4": 4.6, "int3": 3.5}
+BITS = {"raw": 16, "int8": 8.5, "k8v4": 6.45, "fp8": 8.5, "int4": 4.6, "int3": 3.5}
 """Bits a value; those of the others depend on the number of layers or on the length of the context."""
 BREAK = {
     "int8/token/sym": 0.1,

@@ -21,7 +21,7 @@ def canonical(text: str, spec: KVSpec = SPEC) -> str:
     [
         ("raw", "raw"),
         ("int8", "K=int8/channel:64/asym,V=int8/token/asym"),
-        ("k8v4", "K=int8/channel:64/asym,V=int4/token/sym/hadamard/lloyd"),
+        ("k8v4", "sinks:1(K=int8/channel:64/asym,V=int4/token/sym/hadamard/lloyd)"),
         ("int4", "sinks:1(K=int4/channel:64/asym,V=int4/token/asym)"),
         ("int3", "sinks:1(K=int4/channel:64/asym,V=int2/token/sym/hadamard/lloyd)"),
         ("fp8", "K=e4m3/channel:64/asym,V=e4m3/token/sym"),
@@ -123,7 +123,7 @@ def test_blocks_of_fewer_tokens_than_share_a_scale_have_scales_per_token_and_the
 
 def test_a_latent_is_stored_as_k_is() -> None:
     assert canonical("int8", LATENT) == "int8/channel:64/asym"
-    assert canonical("k8v4", LATENT) == "int8/channel:64/asym"
+    assert canonical("k8v4", LATENT) == "sinks:1(int8/channel:64/asym)"
     assert canonical("int4", LATENT) == "sinks:1(int4/channel:64/asym)"
     assert canonical("K=raw,V=int8/token/sym", LATENT) == "raw"
 
