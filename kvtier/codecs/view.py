@@ -95,22 +95,29 @@ class KVView:
         Raises:
             KVMismatch: another shape, dtype or device than the spec says, or a page that the pool has not.
         """
-        table = np.ascontiguousarray(pages, np.int64)
+        # A copy: engines change their tables in place, and nobody looks at these numbers again.
+        table = np.ascontiguousarray(pages, np.int64).copy()
         flat = [tuple(_first_page(part) for part in ((pool,) if spec.mla else pool)) for pool in pools]
         view = cls.of([layer[0] if spec.mla else layer for layer in flat], spec)
         whole = [[_own(part) for part in ((pool,) if spec.mla else pool)] for pool in pools]
         sizes = {tuple(part.shape[:2]) for layer in whole for part in layer}
-        if len(sizes) != 1 or table.ndim != 1:
+        if table.ndim != 1:
+            raise KVMismatch(f"pages has the shape {list(table.shape)}; pass one row of the block table")
+        if len(sizes) != 1:
             raise KVMismatch(f"the layers' pools have {sorted(sizes)} pages and tokens in one; all must have the same")
         (count, page_tokens) = sizes.pop()
         held = len(table) * page_tokens if tokens is None else tokens
         if not 0 <= held <= len(table) * page_tokens:
             raise KVMismatch(f"{len(table)} pages of {page_tokens} tokens do not hold {held} tokens")
-        if table.size and not (table.min() >= 0 and table.max() < count):
-            raise KVMismatch(f"page {int(table.max())} is not one of the pool's {count}")
+        outside = table[(table < 0) | (table >= count)]
+        if outside.size:
+            raise KVMismatch(f"page {int(outside[0])} is not one of the pool's {count}")
         strides = view.strides.copy()
         strides[:, :, 3] = [[_stride(part) for part in layer] for layer in whole]
-        return replace(view, strides=strides, tokens=held, owner=whole, pages=table, page_tokens=page_tokens)
+        writable = view.writable and (count == 1 or bool(strides[:, :, 3].all()))
+        return replace(
+            view, strides=strides, tokens=held, writable=writable, owner=whole, pages=table, page_tokens=page_tokens
+        )
 
     @property
     def dtype(self) -> str:

@@ -1,3 +1,5 @@
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ def test_one_latent_tensor_and_its_layers_are_the_same_view() -> None:
 def test_strides_are_bytes_and_may_be_negative() -> None:
     part = np.zeros((5, 3, 8), np.float32)
     view = KVView.of([(part[::-1], part.transpose(0, 1, 2))] * 2, SPEC)
-    assert view.strides[0].tolist() == [[-96, 32, 4], [96, 32, 4]]
+    assert view.strides[0].tolist() == [[-96, 32, 4, 0], [96, 32, 4, 0]]
     assert view.addresses[0, 0] - view.addresses[0, 1] == 4 * 96
 
 
@@ -98,3 +100,93 @@ def test_elements_that_share_memory_cannot_be_loaded_into():
 def test_what_is_no_kv_is_said_to_be_none(kv):
     with pytest.raises(KVMismatch):
         KVView.of(kv, KVSpec(1, 1, 4, "float32"))
+
+
+def element(view: KVView, layer: int, part: int, place: tuple[int, int, int]) -> float:
+    """What lies where a view says that an element is."""
+    (token, head, channel), (by_token, by_head, by_element, by_page) = place, view.strides[layer, part].tolist()
+    page, inside = divmod(token, view.page_tokens)
+    at = int(view.addresses[layer, part]) + int(view.pages[page]) * by_page
+    at += inside * by_token + head * by_head + channel * by_element
+    return ctypes.c_float.from_address(at).value
+
+
+def pools_of(form: str) -> tuple[list[object], torch.Tensor]:
+    """Pools of 9 pages of 4 tokens, and the same as `[layers, 2, pages, tokens, heads, dim]`."""
+    flat = torch.arange(2 * 2 * 9 * 4 * 3 * 8, dtype=torch.float32).reshape(2, 2, 9, 4, 3, 8)
+    match form:
+        case "pairs":
+            return [(layer[0].clone(), layer[1].clone()) for layer in flat], flat
+        case "k and v first":
+            return list(flat), flat
+        case "k and v in each page":
+            pools = [layer.transpose(0, 1).contiguous() for layer in flat]
+            return [(pool[:, 0], pool[:, 1]) for pool in pools], flat
+        case "heads before tokens":
+            pools = [layer.transpose(2, 3).contiguous() for layer in flat]
+            return [pool.transpose(2, 3) for pool in pools], flat
+        case "numpy":
+            return [(layer[0].numpy(), layer[1].numpy()) for layer in flat], flat
+    raise ValueError(form)
+
+
+@pytest.mark.parametrize("form", ["pairs", "k and v first", "k and v in each page", "heads before tokens", "numpy"])
+def test_pages_lie_where_the_engine_has_them(form: str) -> None:
+    pools, flat = pools_of(form)
+    table = [7, 0, 8, 3]
+    view = KVView.paged(pools, table, SPEC)
+    assert (view.tokens, view.page_tokens, view.writable) == (16, 4, True)
+    for token, head, channel in [(0, 0, 0), (3, 2, 7), (4, 0, 1), (9, 1, 5), (15, 2, 7)]:
+        for layer, part in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+            want = flat[layer, part, table[token // 4], token % 4, head, channel].item()
+            assert element(view, layer, part, (token, head, channel)) == want
+
+
+def test_pages_of_latents() -> None:
+    spec, pool = KVSpec(2, 1, 24, "float32", mla=True), np.arange(2 * 5 * 4 * 24, dtype=np.float32)
+    pool = pool.reshape(2, 5, 4, 24)
+    view = KVView.paged(list(pool), torch.tensor([4, 1], dtype=torch.int32), spec, tokens=6)
+    assert view.tokens == 6
+    assert element(view, 1, 0, (5, 0, 23)) == pool[1, 1, 1, 23]
+    assert view.strides[0, 0, [0, 2, 3]].tolist() == [24 * 4, 4, 4 * 24 * 4]
+
+
+def test_a_block_table_that_changes_later_changes_nothing() -> None:
+    table = np.array([1, 2])
+    view = KVView.paged(pools_of("pairs")[0], table, SPEC)
+    table[:] = 1 << 40
+    assert view.pages.tolist() == [1, 2]
+
+
+def test_pages_that_share_memory_cannot_be_loaded_into() -> None:
+    page = torch.zeros(1, 4, 3, 8)
+    view = KVView.paged([(page.expand(9, 4, 3, 8), page.expand(9, 4, 3, 8))] * 2, [0, 1], SPEC)
+    with pytest.raises(KVMismatch):
+        view.require_writable()
+
+
+PAIR = (torch.zeros(9, 4, 3, 8), torch.zeros(9, 4, 3, 8))
+
+
+@pytest.mark.parametrize(
+    ("pools", "pages", "tokens", "says"),
+    [
+        ([PAIR, PAIR], [0, 9], None, "page 9 is not one of the pool's 9"),
+        ([PAIR, PAIR], [3, -1], None, "page -1 is not one of the pool's 9"),
+        ([PAIR, PAIR], [0, 1], 9, "2 pages of 4 tokens do not hold 9 tokens"),
+        ([PAIR, PAIR], [0, 1], -1, "do not hold -1 tokens"),
+        ([PAIR, PAIR], [[0, 1]], None, "one row of the block table"),
+        ([PAIR], [0], None, "1 layers; the spec has 2"),
+        ([PAIR, (torch.zeros(8, 4, 3, 8), torch.zeros(8, 4, 3, 8))], [0], None, "all must have the same"),
+        ([PAIR, (torch.zeros(9, 5, 3, 8), torch.zeros(9, 5, 3, 8))], [0], None, "all must have the same"),
+        ([PAIR, (torch.zeros(9, 4, 3, 9), torch.zeros(9, 4, 3, 9))], [0], None, "the spec says"),
+        ([PAIR, (torch.zeros(9, 4), torch.zeros(9, 4))], [0], None, "pass \\[pages, page_tokens, kv_heads, dim\\]"),
+        ([PAIR, (torch.zeros(0, 4, 3, 8),) * 2], [], None, "pass \\[pages, page_tokens, kv_heads, dim\\]"),
+        ([PAIR, (PAIR[0],)], [0], None, "pass K and V"),
+        ([PAIR, tuple(part.bfloat16() for part in PAIR)], [0], None, "bfloat16"),
+        ([PAIR, tuple(part.to("meta") for part in PAIR)], [0], None, "meta"),
+    ],
+)
+def test_pools_that_do_not_fit_are_refused(pools: object, pages: object, tokens: int | None, says: str) -> None:
+    with pytest.raises(KVMismatch, match=says):
+        KVView.paged(pools, pages, SPEC, tokens=tokens)
