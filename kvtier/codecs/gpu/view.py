@@ -1,0 +1,170 @@
+"""A caller's KV on a device, as a table of addresses and strides that kernels read there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from kvtier.codecs.gpu.traits import Seen
+from kvtier.errors import KVMismatch
+from kvtier.spec import KVSpec
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, on tensors in CPU memory."""
+_TYPES = {"bfloat16": (tl.bfloat16, tl.int16), "float16": (tl.float16, tl.int16), "float32": (tl.float32, tl.int32)}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """Where the KV of a sequence lies on a device: what `KVView` is for CPU memory.
+
+    Attributes:
+        table: int64 `[layers, parts, 5]` on the device: the address of page 0, token 0, head 0, element 0, and the
+            elements from one token, head, element and page to the next.
+        pages: int64, on the device: for each page of the sequence which of the engine's pages it is.
+        seen: what kernels are compiled for.
+        tokens: how many tokens there are.
+        spec: what the KV is of.
+        device: where it is.
+        writable: whether blocks may be decoded into it.
+        owner: the tensors, which keep the memory.
+    """
+
+    table: torch.Tensor
+    pages: torch.Tensor
+    seen: Seen
+    tokens: int
+    spec: KVSpec
+    device: torch.device
+    writable: bool
+    owner: Any
+
+    @classmethod
+    def of(cls, kv: Any, spec: KVSpec) -> DeviceView:
+        """Look at torch tensors; the same as `KVView.of`.
+
+        Args:
+            kv: one tensor `[layers, 2, tokens, kv_heads, head_dim]` (MLA: `[layers, tokens, head_dim]`), or a sequence
+                with one entry a layer: a pair (k, v) of tensors `[tokens, kv_heads, dim]` of any strides (MLA: one
+                tensor `[tokens, head_dim]`). Or a view, which is returned as it is.
+            spec: what it must be.
+
+        Raises:
+            KVMismatch: another shape or dtype than the spec says, or tensors on several devices.
+        """
+        if isinstance(kv, cls):
+            if kv.spec != spec:
+                raise KVMismatch(f"the view was made for {kv.spec}; here is {spec}")
+            return kv
+        parts = [[part[None] for part in _parts(layer, spec, 3)] for layer in _layers(kv, spec)]
+        return cls._of(parts, None, spec, None)
+
+    @classmethod
+    def paged(cls, pools: Sequence[Any], pages: Any, spec: KVSpec, *, tokens: int | None = None) -> DeviceView:
+        """Look at a sequence in an engine's paged pool; the same as `KVView.paged`.
+
+        Args:
+            pools: for each layer a pair (k, v) of tensors `[pages, page_tokens, kv_heads, dim]` of any strides, or what
+                has K and V in one: vLLM's `kv[0], kv[1]`, or `kv[:, 0], kv[:, 1]` (MLA: one
+                `[pages, page_tokens, head_dim]` a layer).
+            pages: for each page of the sequence, in order, which of the pool's it is: the block table. One on the
+                device is copied to the host to be checked.
+            spec: what it must be.
+            tokens: tokens of the sequence; as many as the pages hold unless given.
+
+        Raises:
+            KVMismatch: another shape or dtype than the spec says, tensors on several devices, or a page that the pool
+                has not.
+        """
+        table = pages.detach().cpu().numpy() if isinstance(pages, torch.Tensor) else pages
+        parts = [_parts(layer, spec, 4) for layer in _layers(pools, spec)]
+        return cls._of(parts, np.ascontiguousarray(table, np.int64), spec, tokens)
+
+    @classmethod
+    def _of(cls, parts: list[list[Any]], pages: Any, spec: KVSpec, tokens: int | None) -> DeviceView:
+        flat = [part for layer in parts for part in layer]
+        sizes, devices = {tuple(part.shape[:2]) for part in flat}, {part.device for part in flat}
+        if len(sizes) != 1 or len(devices) != 1:
+            raise KVMismatch(f"the layers have {sorted(sizes)} pages and tokens on {devices}; all must have the same")
+        (count, page_tokens), device = sizes.pop(), devices.pop()
+        if (device.type == "cpu") != INTERPRETED:
+            raise KVMismatch(f"kv is on {device}; pass tensors on the GPU, or take KVView for CPU memory")
+        held = page_tokens if pages is None else _held(pages, count, page_tokens, tokens)
+        by = [[_stride(part, axis) for axis in (1, 2, 3, 0)] for part in flat]
+        table = torch.tensor([[part.data_ptr(), *steps] for part, steps in zip(flat, by, strict=True)])
+        element, word = _TYPES[spec.dtype]
+        known = [part.data_ptr() for part in flat] + [s * spec.itemsize for b in by for s in (b[0], b[1], b[3])]
+        return cls(
+            table.view(spec.layers, -1, 5).to(device),
+            torch.from_numpy(np.zeros(1, np.int64) if pages is None else pages).to(device),
+            Seen(
+                element=element,
+                word=word,
+                nbytes=math.gcd(16, *known),
+                dense=all(b[2] in (0, 1) for b in by),
+                page_tokens=0 if pages is None else page_tokens,
+                native=not INTERPRETED,
+            ),
+            held,
+            spec,
+            device,
+            all(_own_elements(part) for part in flat),
+            parts,
+        )
+
+    def require_writable(self) -> None:
+        """Raise `KVMismatch` unless blocks may be decoded into it."""
+        if not self.writable:
+            raise KVMismatch("kv's elements share memory; pass a tensor that has all of them to load into")
+
+
+def _layers(kv: Any, spec: KVSpec) -> list[Any]:
+    if not hasattr(kv, "__len__") or len(kv) != spec.layers:
+        raise KVMismatch(f"kv is no KV of {spec.layers} layers: pass one tensor of all layers, or one entry a layer")
+    return list(kv)
+
+
+def _parts(layer: Any, spec: KVSpec, ndim: int) -> list[Any]:
+    """K and V, or the latent with one head, each of `ndim` dimensions."""
+    if spec.mla:
+        parts = [layer.unsqueeze(-2) if isinstance(layer, torch.Tensor) and layer.ndim == ndim - 1 else layer]
+    else:
+        parts = list(layer)
+    if len(parts) != len(spec.head_dims):
+        raise KVMismatch(f"a layer has {len(parts)} parts; pass K and V")
+    for part, dim in zip(parts, spec.head_dims, strict=True):
+        if not isinstance(part, torch.Tensor):
+            raise KVMismatch(f"kv is no torch tensor ({type(part).__name__})")
+        if part.ndim != ndim or tuple(part.shape[-2:]) != (spec.kv_heads, dim):
+            raise KVMismatch(f"a layer has the shape {list(part.shape)}; the spec says [..., {spec.kv_heads}, {dim}]")
+        dtype = str(part.dtype).removeprefix("torch.")
+        if dtype != spec.dtype and (dtype != "uint16" or spec.itemsize != 2):
+            raise KVMismatch(f"kv is {dtype}; the spec says {spec.dtype}")
+        if part.layout != torch.strided or part.is_neg() or part.is_conj():
+            raise KVMismatch("kv's memory is not its values: call resolve_conj().resolve_neg(), or to_dense(), on it")
+    return [part.detach() for part in parts]
+
+
+def _held(pages: Any, count: int, page_tokens: int, tokens: int | None) -> int:
+    held = len(pages) * page_tokens if tokens is None else tokens
+    if pages.ndim != 1 or not 0 <= held <= len(pages) * page_tokens:
+        raise KVMismatch(f"{len(pages)} pages of {page_tokens} tokens do not hold {held} tokens")
+    if pages.size and not (pages.min() >= 0 and pages.max() < count):
+        raise KVMismatch(f"page {int(pages.max())} is not one of the pool's {count}")
+    return held
+
+
+def _stride(part: Any, axis: int) -> int:
+    """Elements from one to the next; 0 where there is no next one."""
+    return int(part.stride(axis)) if part.shape[axis] > 1 else 0
+
+
+def _own_elements(part: Any) -> bool:
+    return all(stride or length < 2 for stride, length in zip(part.stride(), part.shape, strict=True))
