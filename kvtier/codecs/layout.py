@@ -8,8 +8,8 @@ A body holds its layers one after the other, a layer its parts (K, V; MLA: the l
     zeros          float16, as many; schemes with a zero point only
 
 and is filled with zeros to a multiple of 64 bytes; a part that is "raw" is its elements, and not filled up. `tokens`
-are those that are not exact. Within a row, 32 elements make a unit; the last unit of a row is filled with elements
-that decode to 0. Of 32 elements e,
+are those that are not exact. Within a row, 32 elements make a unit; the last unit of a row is filled with the code of
+0 (levels: of the least above it), where there is a zero point with code 0. Of 32 elements e,
 
     8 bits    byte i is element i
     4 bits    byte i is e[i] | e[i + 16] << 4                              i < 16

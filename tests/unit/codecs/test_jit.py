@@ -1,19 +1,21 @@
 """Where compiled kernels are kept, and that no missing folder stops anybody. Folders are redirected by environment."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from numba import types
 
 from kvtier.codecs.cpu import jit
 
-ROOT = Path(jit.__file__).parents[2]
+HERE = Path(jit.__file__).parent
 
 
 def test_the_first_folder_that_can_be_written_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "asked"))
     assert jit.cache_folder().parent == tmp_path / "asked"
     monkeypatch.delenv("NUMBA_CACHE_DIR")
-    assert jit.cache_folder().parent == ROOT / "kvtier" / "codecs" / "__pycache__"
+    assert jit.cache_folder().parent == HERE / "__pycache__"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jit, "_writable", lambda folder: folder.is_relative_to(tmp_path))
     assert jit.cache_folder().parent == tmp_path / "kvtier" / "numba"
@@ -35,3 +37,30 @@ def test_numba_keeps_its_own_setting(tmp_path: Path) -> None:
     with jit._numba_cache(tmp_path):
         assert str(tmp_path) == numba.config.CACHE_DIR
     assert before == numba.config.CACHE_DIR
+
+
+def test_kernels_of_other_sources_are_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any file that machine code comes from, the layout's numbers and the codebook's levels among them."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    package = tmp_path / "codecs"
+    shutil.copytree(HERE, package / "cpu", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("layout.py", "codebook.py"):
+        shutil.copy(HERE.with_name(name), package)
+    monkeypatch.setattr(jit, "__file__", str(package / "cpu" / "jit.py"))
+    seen = {jit.cache_folder()}
+    for source in ("layout.py", "codebook.py", "cpu/units.py", "cpu/decode.py", "cpu/jit.py"):
+        with (package / source).open("a") as file:
+            file.write("\n")
+        seen.add(jit.cache_folder())
+    assert len(seen) == 6
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "CACHE_FOLDER", None)
+
+    @jit.compiled(types.int64(types.int64))
+    def twice(number: int) -> int:
+        return 2 * number
+
+    assert twice(21) == 42
+    assert twice.stats.cache_path is None

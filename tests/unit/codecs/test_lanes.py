@@ -1,35 +1,17 @@
 """Rounding to and from 16 bits over every bit pattern; numpy's float16 and torch's bfloat16 are the oracles."""
 
-import numba
 import numpy as np
 import pytest
 import torch
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kvtier.codecs.cpu import lanes
-from kvtier.codecs.cpu.intrinsics import HALF, load_vector, store_vector
+from kvtier.codecs.cpu.intrinsics import HALF, WORD
+from tests.unit.codecs.emitted import emitted
 
 
 def converted(stored: np.ndarray, convert: object, item: object, out: np.ndarray) -> np.ndarray:
-    """Run one emitter over an array, 16 elements at a time."""
-
-    @intrinsic
-    def step(typingctx, target, source):
-        def emit(context, builder, signature, args):
-            store_vector(builder, convert(builder, load_vector(builder, args[1], item, 16)), args[0])
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), emit
-
-    @numba.njit
-    def loop(target, source, count, wide, narrow):
-        for i in range(0, count, 16):
-            step(target + i * wide, source + i * narrow)
-
-    loop(out.ctypes.data, stored.ctypes.data, stored.size, out.itemsize, stored.itemsize)
-    return out
+    return emitted(convert, item, stored, out, 16)
 
 
 EVERY = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
@@ -56,10 +38,9 @@ def test_float16_is_widened_exactly() -> None:
 
 
 @pytest.mark.usefixtures("half_instructions")
-def test_float16_is_rounded_as_numpy_rounds() -> None:
+def test_float16_is_rounded_as_numpy_rounds_and_ends_at_its_largest() -> None:
     got = converted(FINITE, lanes._narrow_fp16, ir.FloatType(), np.zeros(FINITE.size, np.uint16))
-    with np.errstate(over="ignore"):
-        assert np.array_equal(got, FINITE.astype(np.float16).view(np.uint16))
+    assert np.array_equal(got, np.clip(FINITE, -65504, 65504).astype(np.float16).view(np.uint16))
 
 
 def test_bfloat16_is_rounded_as_torch_rounds() -> None:
@@ -71,3 +52,13 @@ def test_bfloat16_is_rounded_as_torch_rounds() -> None:
 def test_bfloat16_is_widened_exactly() -> None:
     got = converted(EVERY, lanes._widen_bf16, HALF, np.zeros(EVERY.size, np.float32))
     assert np.array_equal(got.view(np.uint32) >> 16, EVERY)
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+@pytest.mark.parametrize("features", [lanes.FEATURES, set()], ids=["as it is", "plain"])
+def test_tables_are_looked_up_whatever_the_cpu_has(size: int, features: set, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "FEATURES", features)
+    table = np.random.default_rng(size).standard_normal(size, np.float32)
+    places = np.random.default_rng(0).integers(0, size, 320).astype(np.uint32)
+    got = emitted(lambda b, v: lanes.look_up(b, table, v), WORD, places, np.zeros(320, np.float32), 32)
+    assert np.array_equal(got, table[places])
