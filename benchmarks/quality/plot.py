@@ -8,7 +8,8 @@ from pathlib import Path
 from benchmarks.quality.measure import Result
 from benchmarks.quality.unusable import Unusable
 
-WIDE, HIGH, DPI = 8.0, 5.0, 150
+WIDE, HIGH, LINE, DPI = 8.0, 5.0, 0.14, 150
+"""Inches, of which each line of the legend adds some; and dots an inch."""
 
 
 def require() -> None:
@@ -23,7 +24,8 @@ def plot(results: Sequence[Result], named: Sequence[str], title: str, file: Path
     """Draw every plan that loses anything; those with a name by it, others by a letter that the legend explains."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDE, HIGH), layout="constrained")
+    others = sum(one.name not in named for one in results)
+    figure = Figure(figsize=(WIDE, HIGH + LINE * others), layout="constrained")
     axes = figure.add_subplot()
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     for one in results:
