@@ -391,6 +391,43 @@ class TestKeyspaces:
             with pytest.raises(ConfigError, match="rank"):
                 cache.keyspace(SPEC, model="m", revision="1", rank=rank)
 
+    def test_a_name_and_its_text_are_one_keyspace_and_no_other_plans(self, cache):
+        kv = stored(cache.keyspace(SPEC, model="m", revision="1", plan="int8"), range(8))
+        text = "K=int8/token/sym,V=int8/token/asym"  # blocks of 4 tokens have no scales of 64
+        assert cache.keyspace(SPEC, model="m", revision="1", plan=text).match(range(8)).tokens == 8
+        for other in ("raw", "int8/token/sym", f"sinks:1({text})"):
+            assert cache.keyspace(SPEC, model="m", revision="1", plan=other).match(range(8)).tokens == 0
+        assert np.allclose(
+            loaded(cache.keyspace(SPEC, model="m", revision="1", plan="int8"), range(8))[1], kv, atol=0.02
+        )
+
+    def test_exact_first_tokens_are_those_of_the_sequence(self, cache):
+        space = cache.keyspace(SPEC, model="m", revision="1", plan="sinks:2(int2/token/sym)")
+        kv = stored(space, range(8))
+        _, out = loaded(space, range(8))
+        same = (out == kv).all(axis=(0, 1, 3, 4))
+        assert same.tolist() == [True, True] + [False] * 6
+
+    @pytest.mark.parametrize(
+        ("plan", "says"),
+        [
+            ("mixed", "blocks are shared and have no age. Use sinks:1"),
+            ("recent:8(int8/token/sym)", "Use int8/token/sym"),
+            ("int9", "did you mean 'int"),
+            ("sinks:4(int8/token/sym)", "fewer than the 4 of a block"),
+            ("layers(0-9:raw)", "there is no layer 9; the spec has 3"),
+        ],
+    )
+    def test_plans_that_blocks_cannot_follow_are_refused(self, cache, plan, says):
+        with pytest.raises(ConfigError, match=says):
+            cache.keyspace(SPEC, model="m", revision="1", plan=plan)
+
+    def test_a_plan_that_no_header_holds_is_refused_before_anything_is_stored(self, cache):
+        spec = KVSpec(200, 1, 8, "float32", block_tokens=256)
+        plan = ";".join(f"{i}:K=int8/channel:{i + 2}/asym,V=raw" for i in range(200))
+        with pytest.raises(ConfigError, match="at most 3976 fit a block header"):
+            cache.keyspace(spec, model="m", revision="1", plan=f"layers({plan})")
+
     def test_opened_twice_is_listed_once(self, cache):
         for _ in range(2):
             space = cache.keyspace(SPEC, model="m", revision="1")

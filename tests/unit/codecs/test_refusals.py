@@ -5,8 +5,9 @@ import pytest
 
 from kvtier.codecs import reference
 from kvtier.codecs.plan import NAMED
+from kvtier.codecs.registry import codec_for
 from kvtier.spec import KVSpec
-from kvtier.testing.kv import random_kv, same_bits
+from kvtier.testing.kv import random_kv, same_bits, tokens_of, view_of
 from tests.codec_cases import body_of, latent, layers_of
 
 SCHEMES = [
@@ -81,13 +82,18 @@ def test_sums_that_overflow_are_refused_wherever_inf_and_inf_cancel(scheme: str)
             assert (body_of(spec, f"{scheme}/hadamard", layers) is None) == refused
 
 
-@pytest.mark.parametrize("plan", [name for name in NAMED if name not in ("raw", "mixed")])
+@pytest.mark.parametrize("plan", [name for name in NAMED if name not in ("raw", "layered", "mixed")])
 def test_only_the_block_that_holds_it_is_refused(plan: str) -> None:
     spec = KVSpec(2, 2, 16, "bfloat16", block_tokens=64)
-    layers = random_kv(spec, 64)
-    layers[0][1][63, 1, 15] = 0x7F80
-    assert body_of(spec, plan, layers, 1) is None
-    assert body_of(spec, plan, random_kv(spec, 64), 1) is not None
+    codec, layers, numbers = codec_for(plan, spec), random_kv(spec, 3 * 64), np.arange(3)
+    layers[0][1][64 + 63, 1, 15] = 0x7F80
+    offsets = np.array([0, codec.nbytes(0), codec.nbytes(0) + codec.nbytes(1)])
+    memory = np.zeros(offsets[2] + codec.nbytes(2), np.uint8)
+    stored = codec.encode(view_of(spec, layers), 64 * numbers, memory, offsets, numbers, range(2))
+    assert stored.tolist() == [True, False, True]
+    for i in (0, 2):
+        body = memory[offsets[i] : offsets[i] + codec.nbytes(i)].tobytes()
+        assert body == body_of(spec, plan, tokens_of(layers, 64 * i, 64), i)
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0x7FC0, 0xFFFF, 0xFF80])
