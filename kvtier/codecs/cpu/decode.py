@@ -11,6 +11,7 @@ from numba import types
 
 from kvtier.codecs.cpu import tokens
 from kvtier.codecs.cpu.batch import SIGNATURE
+from kvtier.codecs.cpu.direct import is_direct, stream_alike, stream_each
 from kvtier.codecs.cpu.exact import LOAD, copy_tokens
 from kvtier.codecs.cpu.fields import (
     CHANNEL,
@@ -34,7 +35,7 @@ from kvtier.codecs.cpu.fields import (
 from kvtier.codecs.cpu.intrinsics import fence, load_u16, store_f32
 from kvtier.codecs.cpu.jit import compiled, inlined, part_of_kernel
 from kvtier.codecs.cpu.packing import unit_nbytes, unpack_alike, unpack_each
-from kvtier.codecs.cpu.rows import AHEAD, prefetch_lines, rotate, scatter
+from kvtier.codecs.cpu.rows import AHEAD, place, prefetch_lines, rotate, scatter
 from kvtier.codecs.cpu.scales import code_of_zero, one_half
 from kvtier.codecs.cpu.tokens import fill, row_of, tokens_of_row
 from kvtier.codecs.cpu.units import widen, zeros_of
@@ -104,42 +105,69 @@ def _widened(kind: int, row: int, codes: int, count: int) -> None:
             _widen_bf16(row + i * 4 * UNIT, codes + i * 2 * UNIT)
 
 
+@part_of_kernel
+def _some(entry: Any, shape: Any, paging: Any, elements: int, token: int, done: int, left: int) -> int:
+    """How many tokens to decode at once: those of a row, of one group of tokens, of one page."""
+    some = min(tokens_of_row(elements, shape[4]), left)
+    if entry[GRANULARITY] == CHANNEL:
+        some = min(some, entry[GROUP] - done % entry[GROUP])
+    return min(some, paging[1] - token % paging[1]) if paging[1] else some
+
+
+@inlined
+def _into_row(part: int, entry: Any, done: int, extent: Any, codes: int, rows: Any) -> None:
+    """Decode tokens into a row of float32."""
+    some, heads, dim = extent
+    row, scales, zeros = rows
+    elements = heads * dim
+    if entry[GRANULARITY] == UNSCALED:
+        _widened(entry[KIND], row, codes, some * elements)
+    elif entry[GRANULARITY] == ROW:
+        groups = heads * ((dim + entry[GROUP] - 1) // entry[GROUP])
+        _by_row(part, entry, done * groups, (some * heads, dim), codes, rows)
+    else:
+        for i in range(some):
+            unpack_each(entry[KIND], row + 4 * i * elements, codes + i * entry[ROW_NBYTES], scales, zeros, elements)
+    rotate(row, some * elements, entry[ROTATION])
+
+
 @inlined
 def _decode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: int, rows: int, streaming: bool) -> None:
     base, step, begin = kv
-    count, heads, itemsize, dtype, length = shape[0], shape[1], shape[2], shape[3], shape[4]
-    part, kind = body + entry[OFFSET], entry[KIND]
-    exact = count if kind == RAW else entry[SINKS]
-    copy_tokens(part, base, step, (exact, heads, dim, itemsize), begin, paging, LOAD, streaming)
-    row, scales, zeros = (
-        row_of(rows, length, tokens.TOKEN),
-        row_of(rows, length, tokens.SCALES),
-        row_of(rows, length, tokens.ZEROS),
-    )
-    elements = heads * dim
+    heads, dtype, length = shape[1], shape[3], shape[4]
+    part, elements = body + entry[OFFSET], heads * dim
+    exact = shape[0] if entry[KIND] == RAW else entry[SINKS]
+    copy_tokens(part, base, step, (exact, heads, dim, shape[2]), begin, paging, LOAD, streaming)
+    row = row_of(rows, length, tokens.TOKEN)
+    scales = row_of(rows, length, tokens.SCALES)
+    zeros = row_of(rows, length, tokens.ZEROS)
     if entry[GRANULARITY] == TENSOR:
         scale, zero = _parameters(part, entry, 0)
         fill(scales, scale, elements)
         fill(zeros, zero, elements)
-    many = tokens_of_row(elements, length)
-    groups = heads * ((dim + entry[GROUP] - 1) // max(entry[GROUP], 1))
-    for t in range(0, count - exact, many):
-        some = min(many, count - exact - t)
-        codes = part + entry[CODES] + t * entry[ROW_NBYTES]
+    direct = is_direct(entry, base, step, dim, dtype, streaming)
+    target = (base, step, begin + exact, heads, dim)
+    by = (step[0], step[1], entry[GROUP])
+    count, done = shape[0] - exact, 0
+    while done < count:
+        token = begin + exact + done
+        some = _some(entry, shape, paging, elements, token, done, count - done)
+        codes = part + entry[CODES] + done * entry[ROW_NBYTES]
         prefetch_lines(codes + AHEAD, some * entry[ROW_NBYTES])
-        if entry[GRANULARITY] == ROW:
-            _by_row(part, entry, t * groups, (some * heads, dim), codes, (row, scales, zeros))
-        elif entry[GRANULARITY] == UNSCALED:
-            _widened(kind, row, codes, some * elements)
+        if entry[GRANULARITY] == CHANNEL and done % entry[GROUP] == 0:
+            _spread(part, entry, done // entry[GROUP] * elements, elements, scales, zeros)
+        if not direct:
+            _into_row(part, entry, done, (some, heads, dim), codes, (row, scales, zeros))
+            scatter(row, target, paging, done, some, dtype, (streaming, row_of(rows, length, tokens.LEVELS)))
+        elif entry[GRANULARITY] == ROW:
+            groups = heads * (dim // entry[GROUP])
+            _spread(part, entry, done * groups, some * groups, scales, zeros)
+            at, extent = place(base, step, token, paging), (some, heads, dim)
+            stream_alike(entry[KIND], dtype, at, by, codes, scales, zeros, extent)
         else:
-            for i in range(some):
-                if entry[GRANULARITY] == CHANNEL and (t + i) % entry[GROUP] == 0:
-                    _spread(part, entry, (t + i) // entry[GROUP] * elements, elements, scales, zeros)
-                into = row + 4 * i * elements
-                unpack_each(kind, into, codes + i * entry[ROW_NBYTES], scales, zeros, elements)
-        rotate(row, some * elements, entry[ROTATION])
-        target = (base, step, begin + exact, heads, dim)
-        scatter(row, target, paging, t, some, dtype, (streaming, row_of(rows, length, tokens.LEVELS)))
+            at, extent = place(base, step, token, paging), (some, heads, dim)
+            stream_each(entry[KIND], dtype, at, by, codes, scales, zeros, extent)
+        done += some
 
 
 @compiled(types.void(*SIGNATURE, types.boolean))

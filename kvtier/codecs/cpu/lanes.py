@@ -34,6 +34,9 @@ def _cpu_features() -> set[str]:
 FEATURES = _cpu_features()
 HALF_INSTRUCTIONS = platform.machine() in ("aarch64", "arm64") or "+f16c" in FEATURES
 """Whether the CPU rounds to float16 itself; otherwise LLVM would call a library."""
+FUSED = platform.machine() in ("aarch64", "arm64") or "+fma" in FEATURES
+BFLOAT_INSTRUCTIONS = "+avx512bf16" in FEATURES
+"""Whether the CPU rounds to bfloat16 itself."""
 
 
 def all_of(item: Any, value: Any, lanes: int) -> Any:
@@ -49,6 +52,37 @@ def as_float(b: Any, bits: Any) -> Any:
 def as_bits(b: Any, value: Any) -> Any:
     """The bits of float32."""
     return b.bitcast(value, ir.VectorType(WORD, value.type.count))
+
+
+class _BFloat(ir.types._BaseFloatType):  # noqa: SLF001 (llvmlite has no bfloat16, LLVM has)
+    """LLVM's bfloat16."""
+
+    null = "0.0"
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFloat._create_instance()  # noqa: SLF001 (as llvmlite makes its own types)
+
+
+def times_plus(b: Any, value: Any, scale: Any, zero: Any) -> Any:
+    """Value * scale + zero, where the product is exact: so it does not matter whether it is rounded."""
+    if not FUSED:
+        return b.fadd(b.fmul(value, scale), zero)
+    kind = ir.FunctionType(value.type, [value.type] * 3)
+    fma = b.module.declare_intrinsic(f"llvm.fma.v{value.type.count}f32", (), kind)
+    return b.call(fma, [value, scale, zero])
+
+
+def narrow_normal(b: Any, dtype: str, value: Any) -> Any:
+    """Narrow float32 that are zeros or no smaller than normal numbers of the dtype: all that codes and scales make."""
+    if dtype == "bfloat16" and BFLOAT_INSTRUCTIONS:
+        # These instructions take subnormal numbers for zeros.
+        narrowed = b.fptrunc(value, ir.VectorType(_BFloat(), value.type.count))
+        return b.bitcast(narrowed, ir.VectorType(HALF, value.type.count))
+    return STORED[dtype][2](b, value)
 
 
 def _widen_bf16(b: Any, stored: Any) -> Any:

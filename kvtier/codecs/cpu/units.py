@@ -24,8 +24,10 @@ from kvtier.codecs.cpu.lanes import (
     as_float,
     join,
     look_up,
+    narrow_normal,
     part,
     splat,
+    times_plus,
 )
 from kvtier.codecs.layout import UNIT, Kind
 
@@ -142,6 +144,29 @@ def _value_of_float8(b: Any, kind: Kind, codes: Any) -> Any:
     return as_float(b, b.or_(value, b.shl(sign, all_of(WORD, 24, UNIT))))
 
 
+def _dequantised(b: Any, kind: Kind, codes: Any, scale: Any, zero: Any) -> Any:
+    value = _value(b, kind, _load_codes(b, kind, codes))
+    scale, zero = _affine(b, scale, zero)
+    return b.fmul(value, scale) if kind.name.startswith("LLOYD") else times_plus(b, value, scale, zero)
+
+
+def stream(kind: Kind, dtype: str, *, each: bool) -> Any:
+    """Make f(target, codes, scale, zero): 32 codes of integers or floats to 16 bits each, past the cache."""
+    parameter = ADDRESS if each else SINGLE
+
+    @intrinsic
+    def step(typingctx: Any, target: Any, codes: Any, scale: Any, zero: Any) -> Any:
+        def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            target, *what = args
+            value = narrow_normal(b, dtype, _dequantised(b, kind, *what))
+            store_vector(b, value, target, streaming=True)
+            return context.get_dummy_value()
+
+        return NOTHING(ADDRESS, ADDRESS, parameter, parameter), emit
+
+    return step
+
+
 def unpack(kind: Kind, *, each: bool) -> Any:
     """Make f(target, codes, scale, zero): 32 codes to float32, times scale plus zero point.
 
@@ -154,11 +179,7 @@ def unpack(kind: Kind, *, each: bool) -> Any:
     def step(typingctx: Any, target: Any, codes: Any, scale: Any, zero: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
             target, codes, scale, zero = args
-            value = _value(b, kind, _load_codes(b, kind, codes))
-            scale, zero = _affine(b, scale, zero)
-            value = b.fmul(value, scale)
-            if not kind.name.startswith("LLOYD"):
-                value = b.fadd(value, zero)
+            value = _dequantised(b, kind, codes, scale, zero)
             store_vector(b, value, target)
             return context.get_dummy_value()
 
