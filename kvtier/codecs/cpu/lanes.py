@@ -54,7 +54,7 @@ def as_bits(b: Any, value: Any) -> Any:
     return b.bitcast(value, ir.VectorType(WORD, value.type.count))
 
 
-class _BFloat(ir.types._BaseFloatType):  # noqa: SLF001 (llvmlite has no bfloat16, LLVM has)
+class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # noqa: SLF001 (llvmlite has no bfloat16)
     """LLVM's bfloat16."""
 
     null = "0.0"
