@@ -170,9 +170,11 @@ def test_levels_are_no_further_off_than_the_nearest_at_the_rows_own_size(
         scaled = turned / np.repeat(size + (size == 0), dim).reshape(x.shape)
         nearest = level[np.abs(scaled[..., None] - level).argmin(axis=-1)]
         at_size = lengths(turned - nearest * np.repeat(size, dim).reshape(x.shape), dim)
-        # The best scale is at most the row's length over the levels', and a float16 is next to it.
+        # With a the angle between the row and its levels, |x| sin(a) is the least that any scale can be off, so at most
+        # `at_size`; with the row's own length it is 2 |x| sin(a / 2) = |x| sin(a) / cos(a / 2), and a is at most 90
+        # degrees, as no level has another sign than its element. A float16 is next to that scale.
         rounded = 2.0**-11 * lengths(x, dim) + LEAST / 2 * lengths(nearest, dim)
-        off = np.sqrt(at_size**2 + rounded**2) + ROTATING * lengths(x, dim) + lengths(rounding(spec, y), dim)
+        off = np.sqrt(2) * at_size + rounded + ROTATING * lengths(x, dim) + lengths(rounding(spec, y), dim)
         assert (lengths(x - y, dim) <= off * (1 + 2.0**-20) + 2.0**-40).all()
 
 

@@ -39,8 +39,8 @@ class PlanCodec:
 
     With `hadamard` the bound holds of the rotated row, and so, its matrix being orthogonal, of the row's Euclidean
     length: |x - x'|_2 is at most the root of the summed squares, and 2**-19 |x|_2 for rotating there and back. With
-    `lloyd` it is that of the nearest levels times the row's root mean square, and 2**-11 |x|_2 for the scale's
-    rounding: the scale that is stored has the least squared error of all. With `clip` the summed squares of a group
+    `lloyd` it is the root of 2 times that of the nearest levels at the row's root mean square, and 2**-11 |x|_2 for the
+    scale's rounding: the scale that is stored gives the row its own length. With `clip` the summed squares of a group
     are at most what they would be without, up to rounding.
 
     Cannot be stored under a quantised scheme, whose block is refused and counted: NaN, Inf, a scale or zero point that

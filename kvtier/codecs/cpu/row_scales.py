@@ -139,23 +139,24 @@ def _sum_of_products(one: int, other: int, count: int, sums: int) -> Any:
 
 @inlined
 def _encode_levels(part: int, entry: Any, index: int, codes: int, heads: int, dim: int, rows: int, length: int) -> None:
-    """Nearest levels of each head over its root mean square, then the scale with which their squared error is least."""
+    """Nearest levels of each head over its root mean square, and the scale that gives it its length again."""
     row, inverses, sums = row_of(rows, length, TOKEN), row_of(rows, length, INVERSES), row_of(rows, length, HALVES)
+    squares, levels = row_of(rows, length, SCALES), row_of(rows, length, LEVELS)
     sound = True
     for head in range(heads):
         at = row + 4 * head * dim
-        size = np.sqrt(_sum_of_products(at, at, dim, sums) / np.float32(dim))
-        sound = sound and size < np.float32(np.inf)
+        total = _sum_of_products(at, at, dim, sums)
+        sound = sound and total < np.float32(np.inf)
+        size = np.sqrt(total / np.float32(dim))
+        store_f32(squares + 4 * head, total)
         store_f32(inverses + 4 * head, np.float32(1.0) / size if size > ZERO else ZERO)
         store_f32(row_of(rows, length, ZEROS) + 4 * head, ZERO)
     _pack(entry, codes, heads, dim, rows, length)
-    levels = row_of(rows, length, LEVELS)
     unpack_alike(entry[KIND], levels, codes, np.float32(1.0), ZERO, heads * dim)
     for head in range(heads):
         at = levels + 4 * head * dim
-        along = _sum_of_products(row + 4 * head * dim, at, dim, sums)
-        scale = nearest_half(along / _sum_of_products(at, at, dim, sums))
-        sound = sound and scale & 0x7FFF < INFINITY
+        scale = nearest_half(np.sqrt(load_f32(squares + 4 * head) / _sum_of_products(at, at, dim, sums)))
+        sound = sound and scale < INFINITY
         store_u16(part + entry[fields.SCALES] + 2 * (index + head), scale)
     if not sound:
         store_u32(row_of(rows, length, WORST), INFINITY)

@@ -102,13 +102,13 @@ def quantise(
     `valid`: which elements there are; the others are 0. `table`: levels and midpoints, or shares and cuts.
     """
     if PART.form == "lloyd":
-        size = tl.sqrt_rn(tl.div_rn(ordered_sum(values * values, ROWS, COUNT), PART.dim * 1.0))
+        squares = ordered_sum(values * values, ROWS, COUNT)
+        size = tl.sqrt_rn(tl.div_rn(squares, PART.dim * 1.0))
         codes = code_of(values, inverse_of(size)[:, None], 0.0, table, PART)
         level = tl.where(valid, tl.load(table + codes), 0.0)
-        along = ordered_sum(values * level, ROWS, COUNT)
-        scale = nearest(tl.div_rn(along, ordered_sum(level * level, ROWS, COUNT)))
+        scale = nearest(tl.sqrt_rn(tl.div_rn(squares, ordered_sum(level * level, ROWS, COUNT))))
         zero = tl.zeros([ROWS], tl.int32)
-        bad = beyond(scale) | unsound(size, INFINITE)
+        bad = beyond(scale) | unsound(squares, INFINITE)
     else:
         low = tl.min(tl.where(valid, values, float("inf")), axis=1)
         high = tl.max(tl.where(valid, values, float("-inf")), axis=1)
