@@ -13,9 +13,11 @@ from kvtier.codecs.registry import codec_for
 from kvtier.codecs.scheme import EXACT, FLOATS, INTS
 from kvtier.codecs.view import KVView
 from kvtier.spec import KVSpec
-from kvtier.testing.kv import Layers, Pages, random_kv, view_of
+from kvtier.testing.kv import Layers, Pages, at_line, random_kv, view_of
 
 DIMS = st.sampled_from([1, 2, 7, 32, 33, 64, 80, 96, 128, 576, 1100])
+WHOLE_LINES = st.sampled_from([32, 64, 96, 128, 576])
+"""Of 16-bit elements: where heads are whole cache lines."""
 DTYPES = st.sampled_from(["bfloat16", "float16", "float32"])
 SEEDS = st.integers(0, 2**32 - 1)
 ELEMENTS = 12_000
@@ -23,12 +25,12 @@ ELEMENTS = 12_000
 
 
 @st.composite
-def specs(draw: Any, dtypes: Any = DTYPES) -> KVSpec:
-    dtype, layers, dim = draw(dtypes), draw(st.integers(1, 3)), draw(DIMS)
+def specs(draw: Any, dtypes: Any = DTYPES, dims: Any = DIMS) -> KVSpec:
+    dtype, layers, dim = draw(dtypes), draw(st.integers(1, 3)), draw(dims)
     if draw(st.integers(0, 4)) == 0:
         tokens = draw(st.integers(1, max(1, min(70, ELEMENTS // dim))))
         return KVSpec(layers, 1, dim, dtype, block_tokens=tokens, mla=True)
-    v_dim = draw(st.one_of(st.just(dim), DIMS))
+    v_dim = draw(st.one_of(st.just(dim), dims))
     heads = draw(st.integers(1, 4))
     tokens = draw(st.integers(1, max(1, min(70, ELEMENTS // (heads * max(dim, v_dim))))))
     return KVSpec(layers, heads, dim, dtype, v_head_dim=v_dim, block_tokens=tokens)
@@ -114,20 +116,16 @@ def backwards(part: np.ndarray) -> np.ndarray:
 
 
 def unaligned(part: np.ndarray) -> np.ndarray:
-    room = np.zeros(part.nbytes + 64, np.uint8)
-    start = -room.ctypes.data % 64 + 6
-    out = room[start : start + part.nbytes].view(part.dtype).reshape(part.shape)
-    out[:] = part
-    return out
+    return at_line(part, 6)
 
 
 def aligned(part: np.ndarray) -> np.ndarray:
     """To cache lines: where whole ones can be written past the cache."""
-    room = np.zeros(part.nbytes + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    out = room[start : start + part.nbytes].view(part.dtype).reshape(part.shape)
-    out[:] = part
-    return out
+    return at_line(part)
+
+
+def aligned_heads_first(part: np.ndarray) -> np.ndarray:
+    return at_line(part.transpose(1, 0, 2)).transpose(1, 0, 2)
 
 
 def padded(part: np.ndarray) -> np.ndarray:
@@ -137,12 +135,12 @@ def padded(part: np.ndarray) -> np.ndarray:
     return room[:, 1:-1]
 
 
-LAYOUTS = [dense, heads_first, every_other_element, backwards, unaligned, aligned, padded]
-HELD = st.sampled_from([*LAYOUTS, Pages])
+ALIGNED = [aligned, aligned_heads_first, Pages]
+LAYOUTS = [dense, heads_first, every_other_element, backwards, unaligned, padded, *ALIGNED]
 
 
 def held(spec: KVSpec, layers: Layers, how: Any) -> Arrays | Pages:
-    """A copy of KV, held in one of the `HELD` ways."""
+    """A copy of KV, held in one of the `LAYOUTS`."""
     return Pages(spec, layers) if how is Pages else Arrays(spec, layers, how)
 
 
@@ -175,7 +173,7 @@ class Case(NamedTuple):
     Attributes:
         layers: `[start + block_tokens + some, ...]`.
         start: where the block begins.
-        how: one of `HELD`.
+        how: one of `LAYOUTS`.
     """
 
     spec: KVSpec
@@ -197,12 +195,28 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: Any, dtypes: Any = DTYPES, make_plans: Any = plans) -> Case:
-    spec = draw(specs(dtypes))
+def cases(draw: Any, spec: KVSpec, plan: str, layouts: list[Any]) -> Case:
     seed, start, more = draw(SEEDS), draw(st.integers(0, 20)), draw(st.integers(0, 2))
     top = 15.9 if spec.dtype == "float16" else draw(st.sampled_from([15.9, 15.9, 15.9, 22.9, 127.9]))
     layers = hard_kv(spec, start + spec.block_tokens + more, seed, top)
-    return Case(spec, draw(make_plans(spec)), draw(st.sampled_from([0, 1, 9])), layers, start, draw(HELD))
+    return Case(spec, plan, draw(st.sampled_from([0, 1, 9])), layers, start, draw(st.sampled_from(layouts)))
+
+
+@st.composite
+def any_cases(draw: Any) -> Case:
+    spec = draw(specs())
+    return draw(cases(spec, draw(plans(spec)), LAYOUTS))
+
+
+@st.composite
+def common_cases(draw: Any) -> Case:
+    """What engines have and people choose: 16-bit KV in whole cache lines, the commonest codes, not rotated."""
+    spec = draw(specs(st.sampled_from(["bfloat16", "float16"]), WHOLE_LINES))
+    common = ("raw", "int8", "int4", "e4m3")
+    key, value = (draw(schemes(spec.block_tokens, common)).replace("/hadamard", "") for _ in range(2))
+    plan = f"K={key.replace('/lloyd', '')},V={value.replace('/lloyd', '')}"
+    sinks = draw(st.integers(0, min(spec.block_tokens - 1, 5)))
+    return draw(cases(spec, f"sinks:{sinks}({plan})" if sinks else plan, ALIGNED))
 
 
 def body_of(spec: KVSpec, plan: str, layers: Layers, position: int = 0) -> bytes | None:

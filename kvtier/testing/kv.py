@@ -14,6 +14,8 @@ from kvtier.spec import KVSpec
 Layers = list[list[NDArray[Any]]]
 """For each layer its parts, each `[tokens, kv_heads, dim]`; 16-bit dtypes as their bits."""
 PAGE_TOKENS = 16
+LINE = 64
+"""Bytes of a cache line."""
 
 
 def random_kv(spec: KVSpec, tokens: int, seed: int = 0) -> Layers:
@@ -56,13 +58,22 @@ def same_bits(one: Layers, other: Layers) -> bool:
     )
 
 
+def at_line(part: NDArray[Any], beyond: int = 0) -> NDArray[Any]:
+    """A contiguous copy that begins at a cache line, or this many bytes beyond."""
+    room = np.zeros(part.nbytes + 2 * LINE, np.uint8)
+    start = -room.ctypes.data % LINE + beyond
+    copy: NDArray[Any] = room[start : start + part.nbytes].view(part.dtype).reshape(part.shape)
+    copy[:] = part
+    return copy
+
+
 def tokens_of(layers: Layers, first: int, count: int) -> Layers:
     """Some tokens of all layers, in place."""
     return [[part[first : first + count] for part in layer] for layer in layers]
 
 
 class Pages:
-    """The same KV in the shuffled pages of a pool that has more of them.
+    """The same KV in the shuffled pages of a pool that has more of them, and begins at a cache line.
 
     Attributes:
         table: which page of the pool each page of the sequence is.
@@ -76,7 +87,7 @@ class Pages:
         self.pools = [[self._pool(part, 2 * used + 1) for part in layer] for layer in layers]
 
     def _pool(self, part: NDArray[Any], pages: int) -> NDArray[Any]:
-        pool = np.full((pages, PAGE_TOKENS, *part.shape[1:]), 2, part.dtype)
+        pool = at_line(np.full((pages, PAGE_TOKENS, *part.shape[1:]), 2, part.dtype))
         for number, page in enumerate(self.table):
             tokens = part[number * PAGE_TOKENS : (number + 1) * PAGE_TOKENS]
             pool[page, : len(tokens)] = tokens

@@ -14,7 +14,7 @@ from kvtier.codecs.cpu import codec as cpu
 from kvtier.codecs.layout import Field, Kind
 from kvtier.codecs.registry import codec_for
 from kvtier.testing.kv import ones_like, same_bits
-from tests.codec_cases import Case, cases, held
+from tests.codec_cases import SEEDS, Case, any_cases, common_cases, held
 
 ALWAYS, NEVER = 0, 1 << 40
 """Bytes from which on a call writes past the cache."""
@@ -53,9 +53,8 @@ def decoded(case: Case, body: bytes, streaming: int) -> list[list[np.ndarray]]:
     return kv.contiguous()
 
 
-@settings(max_examples=400)
-@given(case=cases())
-def test_kernels_do_what_the_specification_says(case: Case) -> None:
+def check(case: Case) -> None:
+    """Both ways, past the cache and through it."""
     want = reference.encode(case.spec, case.plan, case.position, case.block(case.layers))
     assert encoded(case, ALWAYS) == want
     assert encoded(case, NEVER) == want
@@ -72,8 +71,21 @@ def test_kernels_do_what_the_specification_says(case: Case) -> None:
                 assert (part[case.start + case.spec.block_tokens :] == 1).all()
 
 
+@settings(max_examples=400)
+@given(case=any_cases())
+def test_kernels_do_what_the_specification_says(case: Case) -> None:
+    check(case)
+
+
 @settings(max_examples=150)
-@given(case=cases(), seed=st.integers(0, 2**32 - 1))
+@given(case=common_cases())
+def test_kernels_that_skip_the_row_do_too(case: Case) -> None:
+    """They decode the commonest codes straight into whole cache lines."""
+    check(case)
+
+
+@settings(max_examples=150)
+@given(case=st.one_of(any_cases(), common_cases()), seed=SEEDS)
 def test_any_codes_decode_as_the_specification_says(case: Case, seed: int) -> None:
     """Also those that no encoder writes, under any scales that are finite."""
     codec = codec_for(case.plan, case.spec)
