@@ -47,10 +47,11 @@ def decode(
         if PART.granularity == "tensor":
             size, middle = widened(tl.load(scale)), widened(tl.load(zero))
         elif PART.granularity == "channel":
-            # A tile's tokens are all of one group.
+            # A tile's tokens are all of one group, if there are any.
             index = tl.program_id(1) * ROWS // PART.group * PART.elements + element
-            size = widened(tl.load(scale + index, mask=within, other=0))[None, :]
-            middle = widened(tl.load(zero + index, mask=within, other=0))[None, :]
+            known = element < tl.where(tl.program_id(1) * ROWS < PART.tokens - exact, PART.elements, 0)
+            size = widened(tl.load(scale + index, mask=known, other=0))[None, :]
+            middle = widened(tl.load(zero + index, mask=known, other=0))[None, :]
         elif ALIKE:
             group = first // PART.dim * PART.groups + first % PART.dim // PART.group
             index = token * (PART.heads * PART.groups) + group

@@ -39,13 +39,13 @@ def encode_halves(
     first = tl.program_id(2) * COLUMNS
     element = first + tl.arange(0, COLUMNS)
     inside = token < PART.tokens - exact
-    values = read((view, pages, where), exact + token, inside, element, element < PART.elements, PART, SEEN)
+    values, bad = read((view, pages, where), exact + token, inside, element, element < PART.elements, PART, SEEN)
     # What rounds to infinity: from 65520, or half a step above the largest bfloat16, on.
     if PART.form == "fp16":
-        bad = unsound(values, 0x477FF000)
+        bad = bad | unsound(values, 0x477FF000)
         code = nearest(values)
     else:
-        bad = unsound(values, 0x7F7F8000)
+        bad = bad | unsound(values, 0x7F7F8000)
         code = bfloat16_of(values)
     refuse(stored, number, bad)
     store_codes(

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from kvtier.codecs.gpu.codes import load_codes, store_codes
 from kvtier.codecs.gpu.places import fill_up, read, work_of
-from kvtier.codecs.gpu.scales import INFINITE, quantise, refuse, unsound
+from kvtier.codecs.gpu.scales import quantise, refuse
 
 
 @triton.jit(do_not_specialize=["block_count", "job_count", "first_job", "jobs_here"])
@@ -51,10 +51,9 @@ def encode_rows(
         group = tl.program_id(2) % PART.groups * PART.group
         first = tl.program_id(2) // PART.groups * PART.dim + group
         count = tl.minimum(PART.group, PART.dim - group)
-    values = read((view, pages, where), exact + token, inside, first + column, column < count, PART, SEEN)
-    bad = unsound(values, INFINITE)
+    values, bad = read((view, pages, where), exact + token, inside, first + column, column < count, PART, SEEN)
     refuse(stored, number, bad)
-    values = tl.reshape(tl.where(bad, 0.0, values), [ROWS * GROUPS, COLUMNS // GROUPS])
+    values = tl.reshape(values, [ROWS * GROUPS, COLUMNS // GROUPS])
     valid = tl.broadcast_to((column < count)[None, :], [ROWS, COLUMNS])
     valid = tl.reshape(valid, [ROWS * GROUPS, COLUMNS // GROUPS])
     code, scale, zero, bad = quantise(values, valid, table, PART, ROWS * GROUPS, COLUMNS // GROUPS)

@@ -10,7 +10,7 @@ import triton.language as tl
 from kvtier.codecs.gpu.codes import code_of, squared_error, store_codes
 from kvtier.codecs.gpu.halves import widened
 from kvtier.codecs.gpu.places import fill_up, read, work_of
-from kvtier.codecs.gpu.scales import INFINITE, TRIALS, beyond, choose, inverse_of, refuse, unsound
+from kvtier.codecs.gpu.scales import TRIALS, beyond, choose, inverse_of, refuse
 
 
 @triton.jit
@@ -35,13 +35,15 @@ def _choose_least(
     error = tl.zeros([TRIALS, COLUMNS], tl.float32)
     for step in range(PART.group):
         one = first + step + tl.arange(0, 1)
-        values = read(kv, one, one < end, element, element < PART.elements, PART, SEEN)
+        values, _ = read(kv, one, one < end, element, element < PART.elements, PART, SEEN)
         error += tl.where((one < end)[:, None], squared_error(values, size, inverse, middle, PART), 0.0)
+    bad = beyond(scale) | beyond(zero)
+    error = tl.where(bad, 0.0, error)
     trial = tl.broadcast_to(trial, [TRIALS, COLUMNS])
     least = tl.min(error, axis=0, keep_dims=True)
     chosen = trial == tl.min(tl.where(error == least, trial, TRIALS), axis=0, keep_dims=True)
-    bad = tl.max((beyond(scale) | beyond(zero)).to(tl.int32), axis=0) > 0
-    return tl.sum(tl.where(chosen, scale, 0), axis=0), tl.sum(tl.where(chosen, zero, 0), axis=0), bad
+    scale, zero = tl.sum(tl.where(chosen, scale, 0), axis=0), tl.sum(tl.where(chosen, zero, 0), axis=0)
+    return scale, zero, tl.max(bad.to(tl.int32), axis=0) > 0
 
 
 @triton.jit(do_not_specialize=["block_count", "job_count", "first_job", "jobs_here"])
@@ -81,9 +83,8 @@ def encode_shared(
         for tile in range(TILES):
             token, column = first + step * ROWS + tl.arange(0, ROWS), tile * COLUMNS + element
             inside, within = token < end, column < PART.elements
-            values = read(kv, token, inside, column, within, PART, SEEN)
-            bad = bad | unsound(values, INFINITE)
-            values, mask = tl.where(bad, 0.0, values), inside[:, None] & within[None, :]
+            values, worse = read(kv, token, inside, column, within, PART, SEEN)
+            bad, mask = bad | worse, inside[:, None] & within[None, :]
             low = tl.minimum(low, tl.min(tl.where(mask, values, float("inf")), axis=0))
             high = tl.maximum(high, tl.max(tl.where(mask, values, float("-inf")), axis=0))
     refuse(stored, number, bad)
@@ -108,8 +109,8 @@ def encode_shared(
         for tile in range(TILES):
             token, column = first + step * ROWS + tl.arange(0, ROWS), tile * COLUMNS + element
             inside, within = token < end, column < PART.elements
-            values = read(kv, token, inside, column, within, PART, SEEN)
-            code = code_of(tl.where(unsound(values, INFINITE), 0.0, values), inverse, middle, table, PART)
+            values, _ = read(kv, token, inside, column, within, PART, SEEN)
+            code = code_of(values, inverse, middle, table, PART)
             at = (tile + tl.program_id(2)) * COLUMNS
             rows, count = part + codes + token * PART.row_nbytes, PART.row_nbytes // PART.bits * 8 - at
             store_codes(rows, at, count, inside, tl.where(within, code, PART.zero), PART.bits, ROWS, COLUMNS)

@@ -101,10 +101,15 @@ def read(
     PART: tl.constexpr,
     SEEN: tl.constexpr,
 ) -> tl.tensor:
-    """Rotated float32 `[tokens, elements]` of the caller's KV; 0 where `inside` or `within` say that nothing is."""
+    """Rotated float32 `[tokens, elements]` of the caller's KV, and which of them are infinite or NaN; these are 0 then.
+
+    So is what `inside` or `within` say is not there.
+    """
     at = kv_at(kv, tokens, inside, elements, PART, SEEN)
     values = tl.load(at, mask=inside[:, None] & within[None, :], other=0).to(tl.float32)
-    return rotate(values, values.shape[0], values.shape[1], PART.rotation)
+    values = rotate(values, values.shape[0], values.shape[1], PART.rotation)
+    bad = (values.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000
+    return tl.where(bad, 0.0, values), bad
 
 
 @triton.jit

@@ -85,7 +85,8 @@ class DeviceView:
         """
         table = pages.detach().cpu().numpy() if isinstance(pages, torch.Tensor) else pages
         parts = [_parts(layer, spec, 4) for layer in _layers(pools, spec)]
-        return cls._of(parts, np.ascontiguousarray(table, np.int64), spec, tokens)
+        # A copy: engines change their tables in place, and nobody looks at these numbers again.
+        return cls._of(parts, np.array(table, np.int64), spec, tokens)
 
     @classmethod
     def _of(cls, parts: list[list[Any]], pages: Any, spec: KVSpec, tokens: int | None) -> DeviceView:
@@ -136,7 +137,7 @@ def _parts(layer: Any, spec: KVSpec, ndim: int) -> list[Any]:
     if spec.mla:
         parts = [layer.unsqueeze(-2) if isinstance(layer, torch.Tensor) and layer.ndim == ndim - 1 else layer]
     else:
-        parts = list(layer)
+        parts = list(layer) if hasattr(layer, "__len__") else [layer]
     if len(parts) != len(spec.head_dims):
         raise KVMismatch(f"a layer has {len(parts)} parts; pass K and V")
     for part, dim in zip(parts, spec.head_dims, strict=True):
@@ -153,11 +154,14 @@ def _parts(layer: Any, spec: KVSpec, ndim: int) -> list[Any]:
 
 
 def _held(pages: Any, count: int, page_tokens: int, tokens: int | None) -> int:
+    if pages.ndim != 1:
+        raise KVMismatch(f"pages has the shape {list(pages.shape)}; pass one row of the block table")
     held = len(pages) * page_tokens if tokens is None else tokens
-    if pages.ndim != 1 or not 0 <= held <= len(pages) * page_tokens:
+    if not 0 <= held <= len(pages) * page_tokens:
         raise KVMismatch(f"{len(pages)} pages of {page_tokens} tokens do not hold {held} tokens")
-    if pages.size and not (pages.min() >= 0 and pages.max() < count):
-        raise KVMismatch(f"page {int(pages.max())} is not one of the pool's {count}")
+    outside = pages[(pages < 0) | (pages >= count)]
+    if outside.size:
+        raise KVMismatch(f"page {int(outside[0])} is not one of the pool's {count}")
     return held
 
 
@@ -167,4 +171,6 @@ def _stride(part: Any, axis: int) -> int:
 
 
 def _own_elements(part: Any) -> bool:
-    return all(stride or length < 2 for stride, length in zip(part.stride(), part.shape, strict=True))
+    return not part.numel() or all(
+        stride or length < 2 for stride, length in zip(part.stride(), part.shape, strict=True)
+    )
