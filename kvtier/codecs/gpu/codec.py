@@ -38,8 +38,8 @@ class GpuCodec:
     are not whole units of 32 elements.
 
     Args:
-        plan: as for `PlanCodec`. One that has "tensor" with "clip", or "hadamard" with groups that are neither whole
-            rotated runs nor parts of one, is refused with `ConfigError`.
+        plan: as for `PlanCodec`. "hadamard" with groups that are neither whole rotated runs nor parts of one is refused
+            with `ConfigError`: there is no kernel for it.
         spec: of the blocks.
         device: where KV and bodies are; "cpu" in Triton's interpreter.
     """
@@ -95,14 +95,14 @@ class GpuCodec:
             for each in self._quantised:
                 parts, (count, where, numbers) = each.parts, call.work(each)
                 rows, columns, alike = decode_tile(parts)
-                grid = (count, -(-parts.tokens // rows), -(-parts.elements // columns))
+                grid = grid_of(count, parts, rows, columns)
                 launch(decode, grid, *where, self._tables[parts], *numbers, parts, kv.seen, rows, columns, alike)
 
     def _copy(self, call: Batch, *, load: bool) -> None:
         for each in (*self._raw, *(self._sinks if call.firsts else ())):
             parts, (count, where, numbers) = each.parts, call.work(each)
             rows, columns = plain_tile(parts)
-            grid = (count, -(-parts.tokens // rows), -(-parts.elements // columns))
+            grid = grid_of(count, parts, rows, columns)
             launch(copy, grid, *where, *numbers, parts, call.kv.seen, rows, columns, load)
 
     def _encode(self, call: Batch, each: Jobs, stored: torch.Tensor) -> None:
@@ -111,7 +111,7 @@ class GpuCodec:
             self._encode_rows(call, each, stored)
         elif parts.granularity == "none":
             rows, columns = plain_tile(parts)
-            grid = (count, -(-parts.tokens // rows), -(-parts.elements // columns))
+            grid = grid_of(count, parts, rows, columns)
             launch(encode_halves, grid, *where, stored, *numbers, parts, seen, rows, columns)
         else:
             tile = _, columns, _, tiles = shared_tile(parts)
@@ -121,18 +121,22 @@ class GpuCodec:
     def _encode_rows(self, call: Batch, each: Jobs, stored: torch.Tensor) -> None:
         parts, (count, where, numbers) = each.parts, call.work(each)
         tile = rows, _, groups, whole = group_tile(parts)
-        apart = torch.empty(
-            0 if whole else count * parts.tokens * parts.elements, dtype=torch.uint8, device=self.device
-        )
+        room = count * parts.tokens * parts.elements
+        apart = stored if whole else torch.empty(room, dtype=torch.uint8, device=self.device)
         grid = (count, -(-parts.tokens // rows), parts.heads * parts.groups // groups)
         launch(encode_rows, grid, *where, self._tables[parts], stored, apart, *numbers, parts, call.kv.seen, *tile)
         if not whole:
             rows, columns = plain_tile(parts)
-            grid = (count, -(-parts.tokens // rows), -(-parts.elements // columns))
+            grid = grid_of(count, parts, rows, columns)
             launch(pack, grid, *where[:3], apart, *numbers, parts, rows, columns)
 
     def _current(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+
+def grid_of(count: int, parts: Stored, rows: int, columns: int) -> tuple[int, int, int]:
+    """So many programs that each tile of each part has one."""
+    return count, -(-parts.tokens // rows), -(-parts.elements // columns)
 
 
 def launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any) -> None:

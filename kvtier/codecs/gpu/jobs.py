@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvtier.codecs.gpu.tiles import group_tile, shared_tile
+from kvtier.codecs.gpu.tiles import group_tile
 from kvtier.codecs.gpu.traits import Stored, traits
 from kvtier.codecs.layout import Field, Kind, Layout
 from kvtier.spec import KVSpec
@@ -53,8 +53,6 @@ def quantised(layouts: Layouts, spec: KVSpec, device: torch.device) -> list[Jobs
     for each in found:
         if each.parts.granularity == "row":
             group_tile(each.parts)
-        elif each.parts.granularity != "none":
-            shared_tile(each.parts)
     return found
 
 

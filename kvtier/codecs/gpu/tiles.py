@@ -66,16 +66,10 @@ def group_tile(parts: Stored) -> tuple[int, int, int, bool]:
 
 
 def shared_tile(parts: Stored) -> tuple[int, int, int, int]:
-    """Rows, columns, how often as many rows and how often as many columns, to encode what shares scales between tokens.
-
-    Raises:
-        ConfigError: one scale for all, chosen by squared error.
-    """
+    """Rows, columns, how often as many of both, to encode what shares scales between tokens."""
     columns = max(UNIT, 1 << parts.rotation, min(WIDE // 2, power_from(parts.elements)))
     group = min(parts.group, parts.tokens)
     rows = rows_of(columns, group)
     if parts.granularity == "channel":
         return rows, columns, -(-group // rows), 1
-    if parts.clip:
-        raise ConfigError("the GPU has no kernel for tensor with clip; use token, channel or group")
     return rows, columns, -(-group // rows), -(-parts.elements // columns)
