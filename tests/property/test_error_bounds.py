@@ -176,6 +176,9 @@ def test_levels_are_no_further_off_than_the_nearest_at_the_rows_own_size(
         rounded = 2.0**-11 * lengths(x, dim) + LEAST / 2 * lengths(nearest, dim)
         off = np.sqrt(2) * at_size + rounded + ROTATING * lengths(x, dim) + lengths(rounding(spec, y), dim)
         assert (lengths(x - y, dim) <= off * (1 + 2.0**-20) + 2.0**-40).all()
+        off = rounded + ROTATING * lengths(x, dim) + lengths(rounding(spec, y), dim) + 2.0**-40
+        ends = (abs(y) == 65504).reshape(-1, dim).any(axis=1) & (spec.dtype == "float16")
+        assert (ends | (abs(lengths(x, dim) - lengths(y, dim)) <= off)).all(), "a row keeps its length"
 
 
 @settings(max_examples=150)
