@@ -40,7 +40,8 @@ def _rounded(b: Any, value: Any, *, up: bool) -> Any:
         bits = b.add(bits, all_of(WORD, 0x1FFF, UNIT))
     normal = b.sub(b.lshr(bits, all_of(WORD, 13, UNIT)), all_of(WORD, 112 << 10, UNIT))
     normal = _lesser(b, normal, all_of(WORD, INFINITY if up else INFINITY - 1, UNIT))
-    return b.select(b.fcmp_unordered("<", value, all_of(FLOAT, 2.0**-14, UNIT)), small, normal)
+    # A NaN is not small: it becomes the largest there is, and is refused.
+    return b.select(b.fcmp_ordered("<", value, all_of(FLOAT, 2.0**-14, UNIT)), small, normal)
 
 
 def _rounded_down(b: Any, value: Any) -> Any:
