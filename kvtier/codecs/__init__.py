@@ -9,10 +9,10 @@
     gpu          the same in Triton; bodies are the same bytes
     registry     the codec of a plan and a spec, and of a block header
 
-A `Codec` writes the body of a block straight into a slot and reads it straight into the caller's arrays: one fused pass
-each way, no copy in between, no allocation that grows with the KV, the GIL released. Every rounding is to nearest even
-and written out, so that the bits are the same on every CPU, and on the GPU. Nothing is quantised twice: codecs are given
-exact values, and a payload never changes after commit.
+A `Codec` writes the body of a block straight into a slot and reads it straight into the caller's arrays: one fused
+pass each way, no copy in between, no allocation that grows with the KV, the GIL released. Every rounding is to nearest
+even and written out, so that the bits are the same on every CPU, and on the GPU. Nothing is quantised twice: codecs
+are given exact values, and a payload never changes after commit.
 
 A new precision is a line in `scheme`, a kind in `layout`, its meaning in `reference`, and its unit of 32 codes in
 `cpu.units` and in `gpu`; `kvtier.testing.codec.CodecKit` says what a codec must keep to.

@@ -95,6 +95,16 @@ class KVView:
         Raises:
             KVMismatch: another shape, dtype or device than the spec says, or a page that the pool has not.
         """
+        try:
+            return cls._paged(pools, pages, spec, tokens)
+        except (AttributeError, TypeError, ValueError) as exc:
+            raise KVMismatch(
+                f"these are no pools, or no pages ({exc}): pass for each layer a pair of [pages, page_tokens, kv_heads, "
+                "dim] tensors, and the sequence's row of the block table"
+            ) from exc
+
+    @classmethod
+    def _paged(cls, pools: Sequence[Any], pages: Any, spec: KVSpec, tokens: int | None) -> KVView:
         # A copy: engines change their tables in place, and nobody looks at these numbers again.
         table = np.ascontiguousarray(pages, np.int64).copy()
         flat = [tuple(_first_page(part) for part in ((pool,) if spec.mla else pool)) for pool in pools]

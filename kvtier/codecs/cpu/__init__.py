@@ -12,7 +12,7 @@
             units, sums, halves, lanes, intrinsics     vector code, 32 elements at a time
 
 Nearly all work goes through rows of float32 that stay in the first-level cache: so what knows the KV's dtype and what
-knows the codes add up, and do not multiply. A row is a few tokens, all heads. Kernels work on addresses, so each has one
-signature whatever the strides, and a layout's table tells them all that differs between plans. A large call writes past
-the cache (streaming stores): memory is not read before it is overwritten.
+knows the codes add up, and do not multiply. A row is a few tokens, all heads. Kernels work on addresses, so each has
+one signature whatever the strides, and a layout's table tells them all that differs between plans. A large call writes
+past the cache (streaming stores): memory is not read before it is overwritten.
 """

@@ -190,3 +190,15 @@ PAIR = (torch.zeros(9, 4, 3, 8), torch.zeros(9, 4, 3, 8))
 def test_pools_that_do_not_fit_are_refused(pools: object, pages: object, tokens: int | None, says: str) -> None:
     with pytest.raises(KVMismatch, match=says):
         KVView.paged(pools, pages, SPEC, tokens=tokens)
+
+
+@pytest.mark.parametrize("pools", [None, 5, [None, None], [(None, None)] * 2, [torch.zeros(2)] * 2, "kv"])
+def test_what_is_no_pool_is_said_to_be_none(pools):
+    with pytest.raises(KVMismatch):
+        KVView.paged(pools, [0], SPEC)
+
+
+def test_what_is_no_block_table_is_said_to_be_none():
+    pools = [(torch.zeros(3, 16, 3, 8), torch.zeros(3, 16, 3, 8))] * 2
+    with pytest.raises(KVMismatch):
+        KVView.paged(pools, ["first"], SPEC)
