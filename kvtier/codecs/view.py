@@ -99,8 +99,8 @@ class KVView:
             return cls._paged(pools, pages, spec, tokens)
         except (AttributeError, TypeError, ValueError) as exc:
             raise KVMismatch(
-                f"these are no pools, or no pages ({exc}): pass for each layer a pair of [pages, page_tokens, kv_heads, "
-                "dim] tensors, and the sequence's row of the block table"
+                f"these are no pools, or no pages ({exc}): pass for each layer a pair of tensors [pages, page_tokens, "
+                "kv_heads, dim], and the sequence's row of the block table"
             ) from exc
 
     @classmethod
