@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvtier.block import PAGE
 from kvtier.client.scope import Chain, Scope
 from kvtier.codecs.view import KVView
-from kvtier.errors import ClosedError
+from kvtier.errors import ClosedError, UsageError
 from kvtier.hierarchy.answers import Matched
 from kvtier.tiers.base import TierNumber
 
@@ -114,6 +114,8 @@ class Hit:
         view = KVView.of(kv, spec)
         view.require_writable()
         wanted = range(spec.layers) if layers is None else layers
+        if not isinstance(wanted, range):
+            raise UsageError(f"layers is {layers!r}; pass a range, such as range(0, 4)")
         self._loaded[wanted.start : wanted.stop] = 0
         good = self._copy(view, wanted, verify=verify)
         self._loaded[wanted.start : wanted.stop] = good * spec.block_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -113,6 +114,10 @@ class Space:
         """
         chain = self.chain(token_ids, extra=extra)
         view = KVView.of(kv, self.keyspace.spec)
+        try:
+            start = operator.index(start)
+        except TypeError as exc:
+            raise UsageError(f"start is {start!r}; pass the number of tokens that were loaded, an integer") from exc
         return self._saver.submit(SaveJob(self._scope, chain, view, start, after))
 
     def refused(self, why: str) -> Future[Saved]:

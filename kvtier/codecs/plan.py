@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TypeAlias
 
-from kvtier.codecs.scheme import Scheme
+from kvtier.codecs.scheme import CHANNEL_TOKENS, Scheme
 from kvtier.errors import ConfigError
 from kvtier.spec import KVSpec
 
@@ -38,8 +38,11 @@ NAMED = {
 bits, it breaks on models whose K has large constant channels."""
 
 SMALL_BLOCKS = Scheme.parse("int8/token/sym")
-"""What stands in for a scheme per channel when a block has fewer tokens than are to share a scale."""
+"""What stands in for a scheme per channel where a block has fewer tokens than share a scale, and fewer than 64: there
+the scales would weigh too much. Who wants them all the same asks for as many tokens as blocks have: `channel:16`."""
 RAW = Scheme("raw")
+LONGEST = 1 << 16
+"""Characters that are looked at; canonical texts of more than 3,976 fit no block header."""
 DEPTH = 3
 """Brackets in one another that a plan may have."""
 
@@ -111,9 +114,7 @@ def parse_plan(text: str) -> Plan:
     Raises:
         ConfigError: what is wrong with the text, and what to write.
     """
-    text = text.strip()
-    if max(accumulate((letter == "(") - (letter == ")") for letter in text), default=0) > DEPTH:
-        raise ConfigError(f"a plan has at most {DEPTH} brackets in one another, as in recent:N(sinks:N(layers(...)))")
+    text = _readable(text)
     if NAMED.get(text, text) != text:
         return parse_plan(NAMED[text])
     head, bracket, inner = text.partition("(")
@@ -134,6 +135,18 @@ def parse_plan(text: str) -> Plan:
         near = difflib.get_close_matches(text, NAMED, 1, 0)
         raise ConfigError(f"no plan {text!r}; did you mean {near[0]!r}? Plans: {', '.join(NAMED)}") from exc
     return Uniform(scheme, scheme)
+
+
+def _readable(text: str) -> str:
+    """The text without what surrounds it, if it is one, and not beyond all measure."""
+    if not isinstance(text, str):
+        raise ConfigError(f"the plan is a {type(text).__name__}; pass its name or text, such as 'int8'")
+    text = text.strip()
+    if len(text) > LONGEST:
+        raise ConfigError(f"a plan text of {len(text):,} characters is too long; a block header has room for 3,976")
+    if max(accumulate((letter == "(") - (letter == ")") for letter in text), default=0) > DEPTH:
+        raise ConfigError(f"a plan has at most {DEPTH} brackets in one another, as in recent:N(sinks:N(layers(...)))")
+    return text
 
 
 def _nested(head: str, inner: str, text: str) -> Plan:
@@ -249,7 +262,9 @@ def _by_layer(plan: ByLayer, spec: KVSpec) -> tuple[LayerPlan, ...]:
 
 def _fitting(scheme: Scheme, dim: int, spec: KVSpec) -> Scheme:
     if scheme.granularity == "channel" and scheme.group > spec.block_tokens:
-        return SMALL_BLOCKS
+        if spec.block_tokens < CHANNEL_TOKENS:
+            return SMALL_BLOCKS
+        scheme = replace(scheme, group=spec.block_tokens)
     if scheme.granularity == "group" and scheme.group >= dim:
         scheme = replace(scheme, granularity="token", group=0)
     if scheme.hadamard and dim % 2 and not scheme.lloyd:

@@ -10,7 +10,7 @@ from functools import cache
 from kvtier.block import BlockHeader
 from kvtier.codecs.base import Codec
 from kvtier.codecs.plan import canonical_plan
-from kvtier.errors import ConfigError, UnknownCodec
+from kvtier.errors import ConfigError, CorruptPayload, UnknownCodec
 from kvtier.spec import KVSpec
 
 NUMBERS = (3,)
@@ -38,6 +38,7 @@ def codec_of(header: BlockHeader, spec: KVSpec) -> Codec:
 
     Raises:
         UnknownCodec: this version cannot read it, or the block is not of this spec.
+        CorruptPayload: its sizes are not those of its plan.
     """
     if header.codec not in NUMBERS:
         known = ", ".join(str(number) for number in NUMBERS)
@@ -45,6 +46,12 @@ def codec_of(header: BlockHeader, spec: KVSpec) -> Codec:
     if header.spec_digest != spec.digest:
         raise UnknownCodec(f"the block's spec is {header.spec_digest.hex()[:16]}, and not {spec}")
     try:
-        return codec_for(header.plan, spec)
+        codec = codec_for(header.plan, spec)
     except ConfigError as exc:
         raise UnknownCodec(f"a block has a plan that this version cannot read: {exc}") from exc
+    if (header.tokens, header.body_nbytes) != (spec.block_tokens, codec.nbytes(header.position)):
+        raise CorruptPayload(
+            f"a block says that it has {header.tokens} tokens and {header.body_nbytes} bytes; of its plan and spec it "
+            f"would have {spec.block_tokens} and {codec.nbytes(header.position)}"
+        )
+    return codec

@@ -106,7 +106,10 @@ class KVView:
     @classmethod
     def _paged(cls, pools: Sequence[Any], pages: Any, spec: KVSpec, tokens: int | None) -> KVView:
         # A copy: engines change their tables in place, and nobody looks at these numbers again.
-        table = np.ascontiguousarray(pages, np.int64).copy()
+        given = np.asarray(pages)
+        if given.size and given.dtype.kind not in "iu":
+            raise KVMismatch(f"the pages are {given.dtype}; pass integers, the sequence's row of the block table")
+        table = np.ascontiguousarray(given, np.int64).copy()
         flat = [tuple(_first_page(part) for part in ((pool,) if spec.mla else pool)) for pool in pools]
         view = cls.of([layer[0] if spec.mla else layer for layer in flat], spec)
         whole = [[_own(part) for part in ((pool,) if spec.mla else pool)] for pool in pools]
@@ -124,7 +127,9 @@ class KVView:
             raise KVMismatch(f"page {int(outside[0])} is not one of the pool's {count}")
         strides = view.strides.copy()
         strides[:, :, 3] = [[_stride(part) for part in layer] for layer in whole]
-        writable = view.writable and (count == 1 or bool(strides[:, :, 3].all()))
+        # A page that stands twice in the table, as one does that fills up its row, cannot hold both of its parts.
+        alone = len(set(table.tolist())) == len(table)
+        writable = view.writable and alone and (count == 1 or bool(strides[:, :, 3].all()))
         return replace(
             view, strides=strides, tokens=held, writable=writable, owner=whole, pages=table, page_tokens=page_tokens
         )
@@ -137,7 +142,9 @@ class KVView:
     def require_writable(self) -> None:
         """Raise `KVMismatch` unless blocks may be decoded into it."""
         if not self.writable:
-            raise KVMismatch("kv is read-only; pass an array that can be written to load into")
+            raise KVMismatch(
+                "kv is read-only, or elements or pages of it share memory; pass what can be written to, each place once"
+            )
 
 
 def _own(part: Any) -> Any:
@@ -205,12 +212,24 @@ def _describe(part: Any, spec: KVSpec) -> tuple[int, list[int], bool]:
             raise KVMismatch("kv's memory is not its values: call resolve_conj().resolve_neg(), or to_dense(), on it")
         dtype, size, pointer = str(part.dtype).removeprefix("torch."), part.element_size(), part.data_ptr()
         strides = [s * size for s in part.stride()]
-        # Elements that share memory cannot all be loaded.
-        writable = all(stride or length < 2 for stride, length in zip(strides, part.shape, strict=True))
+        writable = True
     else:
         dtype, size, pointer = str(part.dtype), part.dtype.itemsize, part.__array_interface__["data"][0]
         strides, writable = list(part.strides), part.flags.writeable
     same = dtype == spec.dtype or (dtype == "uint16" and spec.itemsize == 2)
     if not same:
         raise KVMismatch(f"kv is {dtype}; the spec says {spec.dtype}")
-    return pointer, strides, writable
+    return pointer, strides, writable and not _overlaps(strides, part.shape, size)
+
+
+def _overlaps(strides: list[int], shape: Sequence[int], size: int) -> bool:
+    """Whether elements share memory: then they cannot all be loaded."""
+    if 0 in shape:
+        return False
+    span = size
+    for stride, length in sorted((abs(stride), length) for stride, length in zip(strides, shape, strict=True)):
+        if length > 1:
+            if stride < span:
+                return True
+            span += stride * (length - 1)
+    return False

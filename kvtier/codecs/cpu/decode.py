@@ -165,7 +165,8 @@ def _decode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
             at, extent = place(base, step, token, paging), (some, heads, dim)
             stream_alike(entry[KIND], dtype, at, by, codes, scales, zeros, extent)
         else:
-            at, extent = place(base, step, token, paging), (some, heads, dim)
+            at = place(base, step, token, paging)
+            extent = (some, 1, elements) if step[1] == 2 * dim else (some, heads, dim)
             stream_each(entry[KIND], dtype, at, by, codes, scales, zeros, extent)
         done += some
 

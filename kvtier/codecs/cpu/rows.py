@@ -28,7 +28,7 @@ from kvtier.codecs.cpu.sums import hadamard
 from kvtier.codecs.layout import UNIT
 
 BFLOAT16, FLOAT16, FLOAT32 = DTYPES.values()
-AHEAD = 3072
+AHEAD = 1024
 """Bytes that are prefetched before they are read: computing must not wait for the memory."""
 
 _widen = tuple(units.widen(dtype) for dtype in DTYPES)

@@ -24,9 +24,9 @@ from kvtier_services.cluster.down import down
 MiB = 1 << 20
 CPU, GPU, NVME = 224 * MiB, 208 * MiB, 768 * MiB
 HIGH, LOW = 0.6, 0.55
-"""The first document is 116 MiB as raw KV, 30 MiB as int8 and 17 MiB as int4, the second 48 MiB: below `LOW` is room for
-what is asked about, and above `HIGH` what was not asked about lately moves down. The GPU tier has room for the first as
-all three: hits are promoted in the background, and must not push out what a question is about to be asked from."""
+"""The first document is 116 MiB as raw KV, 30 MiB as int8 and 17 MiB as int4, the second 48 MiB: below `LOW` is room
+for what is asked about, and above `HIGH` what was not asked about lately moves down. The GPU tier has room for the
+first in all of them: hits are promoted in the background, and must not push out what is about to be asked for."""
 SPARE = 64 * MiB
 LIMIT = 900.0
 """Seconds after which an engine is taken to hang."""

@@ -119,6 +119,9 @@ def test_blocks_of_fewer_tokens_than_share_a_scale_have_scales_per_token_and_the
     assert canonical("fp8", spec) == "K=int8/token/sym,V=e4m3/token/sym"
     assert canonical("int4/channel:16/asym", spec) == "int4/channel:16/asym"
     assert canonical("int4/channel:17/asym", spec) == "int8/token/sym"
+    larger = KVSpec(32, 8, 128, "bfloat16", block_tokens=96)
+    assert canonical("int4/channel:64/asym", larger) == "int4/channel:64/asym"
+    assert canonical("int4/channel:128/asym", larger) == "int4/channel:96/asym"
 
 
 def test_a_latent_is_stored_as_k_is() -> None:
@@ -198,3 +201,15 @@ def test_nesting_without_end_is_an_error_like_any_other(text: str) -> None:
         with pytest.raises(ConfigError) as caught:
             parse_plan(whole)
         assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("plan", [None, 5, b"int8"])
+def test_what_is_no_text_is_no_plan(plan):
+    with pytest.raises(ConfigError, match="pass its name or text"):
+        parse_plan(plan)
+
+
+def test_a_plan_that_no_header_has_room_for_is_refused_in_few_words():
+    with pytest.raises(ConfigError, match="a block header has room for 3,976") as refused:
+        parse_plan("layers(" + ";".join(f"{i}:int8" for i in range(19999)) + ")")
+    assert len(str(refused.value)) < 200

@@ -4,7 +4,7 @@ import pytest
 from kvtier.block import PAGE, BlockHeader
 from kvtier.codecs.plan import NAMED, canonical_plan
 from kvtier.codecs.registry import NUMBERS, codec_for, codec_of
-from kvtier.errors import ConfigError, UnknownCodec
+from kvtier.errors import ConfigError, CorruptPayload, UnknownCodec
 from kvtier.spec import KVSpec
 
 SPEC = KVSpec(2, 2, 16, "bfloat16")
@@ -12,8 +12,8 @@ SPEC = KVSpec(2, 2, 16, "bfloat16")
 
 def header(**fields: object) -> BlockHeader:
     codec = codec_for("int4", SPEC)
-    known = {"codec": codec.number, "plan": codec.plan, "spec_digest": SPEC.digest}
-    return BlockHeader(key=bytes(32), rank=0, position=0, tokens=64, body_nbytes=0, checksum=0, **(known | fields))
+    known = {"codec": codec.number, "plan": codec.plan, "spec_digest": SPEC.digest, "body_nbytes": codec.nbytes(0)}
+    return BlockHeader(key=bytes(32), rank=0, position=0, checksum=0, **({"tokens": 64} | known | fields))
 
 
 def test_numbers_of_codecs_are_never_given_away_again() -> None:
@@ -49,6 +49,12 @@ def test_a_header_leads_to_the_codec_that_wrote_it() -> None:
 )
 def test_blocks_that_this_version_cannot_read_say_why(fields: dict[str, object], says: str) -> None:
     with pytest.raises(UnknownCodec, match=says):
+        codec_of(header(**fields), SPEC)
+
+
+@pytest.mark.parametrize("fields", [{"body_nbytes": 5}, {"tokens": 7}])
+def test_a_header_whose_sizes_are_not_its_plans_is_corrupt(fields: dict[str, object]) -> None:
+    with pytest.raises(CorruptPayload, match="of its plan and spec it would have 64"):
         codec_of(header(**fields), SPEC)
 
 

@@ -202,3 +202,28 @@ def test_what_is_no_block_table_is_said_to_be_none():
     pools = [(torch.zeros(3, 16, 3, 8), torch.zeros(3, 16, 3, 8))] * 2
     with pytest.raises(KVMismatch):
         KVView.paged(pools, ["first"], SPEC)
+
+
+@pytest.mark.parametrize("table", [[0.0, 1.0], [True, False], ["0", "1"], [1j, 0]])
+def test_block_tables_are_integers(table):
+    pools = [(torch.zeros(3, 16, 3, 8), torch.zeros(3, 16, 3, 8))] * 2
+    with pytest.raises(KVMismatch):
+        KVView.paged(pools, table, SPEC)
+
+
+def test_a_page_that_stands_twice_in_the_table_cannot_be_loaded_into():
+    pools = [(torch.zeros(3, 16, 3, 8), torch.zeros(3, 16, 3, 8))] * 2
+    assert KVView.paged(pools, [1, 0], SPEC).writable
+    assert not KVView.paged(pools, [1, 1], SPEC).writable
+
+
+@pytest.mark.parametrize("strides", [(0, 24, 1), (12, 8, 1), (24, 4, 1), (24, 8, 0)])
+def test_tokens_heads_or_elements_that_overlap_cannot_be_loaded_into(strides):
+    """Of 3 heads of 8 elements: tokens nearer than 24, heads nearer than 8."""
+    buffer = torch.zeros(10_000)
+    part = torch.as_strided(buffer, (6, 3, 8), strides)
+    assert not KVView.of([(part, part)] * 2, SPEC).writable
+    array = np.lib.stride_tricks.as_strided(buffer.numpy(), (6, 3, 8), [4 * s for s in strides], writeable=True)
+    assert not KVView.of([(array, array)] * 2, SPEC).writable
+    apart = torch.as_strided(buffer, (6, 3, 8), (8, 48, 1))
+    assert KVView.of([(apart, apart)] * 2, SPEC).writable
