@@ -134,26 +134,6 @@ store_u32 = _scalar(WORD, types.int64, loads=False)
 
 
 @intrinsic
-def float_of_bits(typingctx: Any, bits: Any) -> Any:
-    """The float32 of the low 32 bits."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.trunc(args[0], WORD), ir.FloatType())
-
-    return types.float32(types.int64), emit
-
-
-@intrinsic
-def bits_of_float(typingctx: Any, value: Any) -> Any:
-    """The 32 bits of a float32."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.zext(builder.bitcast(args[0], WORD), LONG)
-
-    return types.int64(types.float32), emit
-
-
-@intrinsic
 def load_f32(typingctx: Any, address: Any) -> Any:
     """The float32 at any address."""
 
