@@ -16,7 +16,9 @@ version can check a payload without asking anybody. All integers are little-endi
      72  32  spec digest
     104   2  length of the plan text
     106   6  zero
-    112   n  canonical plan text, UTF-8, then zeros
+    112  16  the first half of the keyspace's root: which family of keys it belongs to
+    128   8  seconds since the epoch after which nobody may be given it; 0 for never
+    136   n  canonical plan text, UTF-8, then zeros
      -8   8  checksum of the header up to here (XXH3, 64 bits)
 """
 
@@ -30,13 +32,14 @@ import xxhash
 from kvtier.errors import ConfigError, CorruptPayload, UsageError
 
 MAGIC = b"KVTIERBK"
-VERSION = 1
-FIXED = struct.Struct("<8sHHHHIIQQ32s32sH6x")
+VERSION = 2
+FIXED = struct.Struct("<8sHHHHIIQQ32s32sH6x16sQ")
 ALIGN = 64
 PAGE = 4096
 """Slots are multiples of this, so that direct I/O reads and writes them in place."""
 
 KEY_NBYTES = 32
+SPACE_NBYTES = 16
 ADDRESS_NBYTES = 34
 """A block's address: its key and the tensor-parallel rank as u16."""
 
@@ -70,6 +73,8 @@ class BlockHeader:
         spec_digest: `KVSpec.digest`.
         body_nbytes: bytes after the header.
         checksum: XXH3-64 of the body.
+        space: first half of the keyspace's root.
+        expires: seconds since the epoch after which nobody may be given it; 0 for never.
     """
 
     key: bytes
@@ -81,6 +86,8 @@ class BlockHeader:
     spec_digest: bytes
     body_nbytes: int
     checksum: int
+    space: bytes = bytes(SPACE_NBYTES)
+    expires: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -106,6 +113,8 @@ class BlockHeader:
         """
         if len(self.key) != KEY_NBYTES or len(self.spec_digest) != KEY_NBYTES:
             raise UsageError(f"key and spec digest have {len(self.key)} and {len(self.spec_digest)} bytes, not 32")
+        if len(self.space) != SPACE_NBYTES:
+            raise UsageError(f"space has {len(self.space)} bytes, not {SPACE_NBYTES}")
         plan = self.plan.encode()
         size = self.nbytes
         if size > PAGE:
@@ -114,7 +123,8 @@ class BlockHeader:
             )
         numbers = (self.codec, self.rank, self.tokens, self.position, self.body_nbytes, self.checksum)
         try:
-            fixed = FIXED.pack(MAGIC, VERSION, size, *numbers, self.key, self.spec_digest, len(plan))
+            family = self.space, self.expires
+            fixed = FIXED.pack(MAGIC, VERSION, size, *numbers, self.key, self.spec_digest, len(plan), *family)
         except struct.error as exc:
             raise UsageError(f"a field of a block header is out of range: {exc}; {self}") from exc
         front = (fixed + plan).ljust(size - 8, b"\0")
@@ -130,7 +140,9 @@ class BlockHeader:
         view = memoryview(payload)
         if len(view) < FIXED.size + 8:
             raise CorruptPayload(f"a payload of {len(view)} bytes is too short for a block header")
-        magic, version, size, codec, rank, tokens, position, body, checksum, key, spec, n = FIXED.unpack_from(view)
+        magic, version, size, codec, rank, tokens, position, body, checksum, key, spec, n, *family = FIXED.unpack_from(
+            view
+        )
         if magic != MAGIC:
             raise CorruptPayload("no block header here")
         if version != VERSION:
@@ -143,7 +155,7 @@ class BlockHeader:
             plan = bytes(view[FIXED.size : FIXED.size + n]).decode()
         except UnicodeDecodeError as exc:
             raise CorruptPayload("the plan text of a block header is not UTF-8") from exc
-        header = cls(key, rank, position, tokens, codec, plan, spec, body, checksum)
+        header = cls(key, rank, position, tokens, codec, plan, spec, body, checksum, *family)
         if header.nbytes != size:
             raise CorruptPayload(f"a block header of {size} bytes should have {header.nbytes}")
         return header

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.block import FIXED, KEY_NBYTES, BlockHeader, header_nbytes
+from kvtier.block import FIXED, KEY_NBYTES, SPACE_NBYTES, BlockHeader, header_nbytes
 from kvtier.codecs.base import Codec
 from kvtier.keys import Keyspace
 
-_WORDS = 14
+_WORDS = 17
 """64-bit words of a header's fixed part."""
-_POSITION, _BODY, _CHECKSUM, _KEY = 2, 3, 4, slice(5, 9)
-"""Words that differ from block to block: position (upper half), body bytes, checksum, key."""
+_POSITION, _BODY, _CHECKSUM, _KEY, _EXPIRES = 2, 3, 4, slice(5, 9), 16
+"""Words that differ from block to block: position (upper half), body bytes, checksum, key, when it expires."""
 
 
 class Headers:
@@ -35,7 +35,7 @@ class Headers:
         """Header and body bytes of the block at this position."""
         return self.nbytes + self.body_nbytes(position)
 
-    def make(self, key: bytes, position: int, checksum: int) -> bytes:
+    def make(self, key: bytes, position: int, checksum: int, expires: int = 0) -> bytes:
         """The header of one block."""
         return BlockHeader(
             key,
@@ -47,12 +47,14 @@ class Headers:
             self._keyspace.spec.digest,
             self.body_nbytes(position),
             checksum,
+            self._keyspace.root[:SPACE_NBYTES],
+            expires,
         ).pack()
 
     def matching(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], addresses: Sequence[bytes]) -> int:
         """How many of the first slots hold the block of that address, from the first block of a chain on.
 
-        Everything but the checksums is compared: all of it is known before.
+        Everything but the checksums and when they expire is compared: all of it is known before.
         """
         count = len(offsets)
         words = memory.view(np.uint64)[(offsets // 8)[:, None] + np.arange(self.nbytes // 8)]
@@ -63,6 +65,7 @@ class Headers:
             expected[1:, _BODY] = self.body_nbytes(1)
         packed = np.frombuffer(b"".join(addresses[:count]), np.uint8).reshape(count, -1)
         expected[:, _KEY] = np.ascontiguousarray(packed[:, :KEY_NBYTES]).view(np.uint64)
-        words[:, _CHECKSUM] = expected[:, _CHECKSUM]
+        for unknown in (_CHECKSUM, _EXPIRES):
+            words[:, unknown] = expected[:, unknown]
         same = (words[:, :_WORDS] == expected).all(axis=1) & (words[:, _WORDS:-1] == self._plan).all(axis=1)
         return count if same.all() else int(np.argmin(same))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvtier.block import BlockHeader, slot_nbytes
-from kvtier.errors import CorruptPayload, UsageError
+from kvtier.block import slot_nbytes
+from kvtier.errors import UsageError
 from kvtier.hierarchy.answers import GRANT, GrantState, Reserved
 from kvtier.hierarchy.ledger import Reservation
 from kvtier.hierarchy.limits import Limits
@@ -70,7 +70,7 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
         return [False] * len(written)
     # Still reserved, the slots are nobody else's and the keys are busy: their headers are read without the lock.
     headers = {
-        i: _written(state, key, offset, size)
+        i: state.cpu.header(key, offset, size)
         for i, key, offset, size in zip(booked.positions, booked.keys, booked.offsets, booked.nbytes, strict=True)
         if i in visible
     }
@@ -116,11 +116,3 @@ def _refusal(state: State, size: int, budget: int, kept: int, *, first: bool) ->
     if slot_nbytes(size) > budget and not first:
         return "quota"
     return ""
-
-
-def _written(state: State, key: bytes, offset: int, size: int) -> BlockHeader | None:
-    try:
-        header = BlockHeader.unpack(state.cpu.arena.payload(offset, size))
-    except CorruptPayload:
-        return None
-    return header if (header.address, header.payload_nbytes) == (key, size) else None

@@ -18,7 +18,7 @@ from kvtier.hierarchy.ledger import Ledger
 from kvtier.hierarchy.stats import Stats
 from kvtier.hierarchy.table import BlockTable
 from kvtier.index.base import Index
-from kvtier.tiers.base import Tier, TierNumber
+from kvtier.tiers.base import Inventory, Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
 
@@ -101,7 +101,7 @@ class State:
         """The CPU tier has the block in this slot now; the table keeps the slot's first reference."""
         table = self.table
         table.offset[row], table.generation[row] = offset, generation
-        table.tokens[row], table.codec[row] = header.tokens, header.codec
+        table.note(row, header.tokens, header.codec, header.space, header.expires)
         self.at[offset] = row
         self.enter(row, TierNumber.CPU)
 
@@ -152,9 +152,19 @@ class State:
         except TierUnavailable:
             self.stats.faults[f"{self.tiers[tier].name}_unavailable"] += 1
             return 0
-        for key, nbytes in inventory:
-            self.enter(self.learn(key, nbytes), tier)
+        self.adopt_inventory(tier, inventory)
         return len(inventory)
+
+    def adopt_inventory(self, tier: TierNumber, inventory: Inventory) -> None:
+        """A tier has these blocks; those that the table does not know are new."""
+        for key, record in zip(inventory.keys, inventory.records, strict=True):
+            row = self.row(key)
+            if row is None:
+                row = self.learn(key, int(record["nbytes"]))
+                space = record["space"].tobytes()
+                self.table.note(row, int(record["tokens"]), int(record["codec"]), space, int(record["expires"]))
+            if not self.table.has(row, tier):
+                self.enter(row, tier)
 
     def inventory(self) -> list[tuple[bytes, int, int]]:
         """All blocks as (key, best tier, payload bytes), for the index."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier.block import SPACE_NBYTES
 from kvtier.tiers.base import TierNumber
 
 GROWTH = 1024
@@ -25,7 +26,9 @@ class BlockTable:
         tiers: bit `1 << TierNumber` for each tier that has it.
         created, used: seconds since the epoch.
         hits: how often it was leased.
-        tokens, codec: tokens in it and number of its codec; 0 when not known yet.
+        tokens, codec: tokens in it and number of its codec; 0 when not known.
+        space: number of the keyspace that it belongs to, see `space_number`.
+        expires: seconds since the epoch after which nobody may be given it; 0 for never.
         parent: row of the block before it; -1 for none or unknown; ask `parent_of`.
         life: how often the row's number was given to a block; a parent is remembered with its life.
     """
@@ -34,6 +37,7 @@ class BlockTable:
         self.rows: dict[bytes, int] = {}
         self.keys: list[bytes] = []
         self._spare: list[int] = []
+        self._spaces: dict[bytes, int] = {}
         self.offset = np.full(GROWTH, -1, np.int64)
         self.generation = np.zeros(GROWTH, np.uint32)
         self.nbytes = np.zeros(GROWTH, np.int64)
@@ -43,6 +47,8 @@ class BlockTable:
         self.hits = np.zeros(GROWTH, np.int64)
         self.tokens = np.zeros(GROWTH, np.int64)
         self.codec = np.zeros(GROWTH, np.uint16)
+        self.space = np.zeros(GROWTH, np.uint32)
+        self.expires = np.zeros(GROWTH, np.uint64)
         self.parent = np.full(GROWTH, -1, np.int64)
         self.parent_life = np.zeros(GROWTH, np.int64)
         self.life = np.zeros(GROWTH, np.int64)
@@ -73,12 +79,22 @@ class BlockTable:
         self.tiers[row] = 0
         self.created[row] = self.used[row] = now
         self.hits[row] = 0
-        self.tokens[row] = self.codec[row] = 0
+        self.tokens[row] = self.codec[row] = self.expires[row] = 0
+        self.space[row] = self.space_number(bytes(SPACE_NBYTES))
         self.life[row] += 1
         self.parent[row] = -1
         if parent >= 0:
             self.adopt(row, parent)
         return row
+
+    def note(self, row: int, tokens: int, codec: int, space: bytes, expires: int) -> None:
+        """What a block's header says is known now."""
+        self.tokens[row], self.codec[row], self.expires[row] = tokens, codec, expires
+        self.space[row] = self.space_number(space)
+
+    def space_number(self, space: bytes) -> int:
+        """A number for a keyspace, the same every time."""
+        return self._spaces.setdefault(space, len(self._spaces))
 
     def parent_of(self, row: int) -> int | None:
         """Row of the block before it, if that is still known."""

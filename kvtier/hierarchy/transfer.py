@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvtier.block import BlockHeader
-from kvtier.errors import ClosedError, CorruptPayload, TierUnavailable
+from kvtier.errors import ClosedError, TierUnavailable
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import Slots, Tier, TierNumber
 
@@ -117,7 +116,7 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[in
             row = state.row(landing.key)
             if row is not None and table.life[row] != landing.life:
                 row = None
-            header = _header(state, landing) if ok else None
+            header = state.cpu.header(landing.key, landing.offset, landing.nbytes) if ok else None
             if row is not None and header is not None and not table.has(row, TierNumber.CPU):
                 state.place(row, landing.offset, landing.generation, header)
                 arrived.append(landing.offset)
@@ -165,11 +164,3 @@ def ask(state: State, tier: TierNumber, call: Callable[[Tier], T]) -> T | None:
     with state.lock:
         state.stats.faults[f"{state.tiers[tier].name}_{why}"] += 1
     return None
-
-
-def _header(state: State, landing: Landing) -> BlockHeader | None:
-    try:
-        header = BlockHeader.unpack(state.cpu.arena.payload(landing.offset, landing.nbytes))
-    except CorruptPayload:
-        return None
-    return header if (header.address, header.payload_nbytes) == (landing.key, landing.nbytes) else None

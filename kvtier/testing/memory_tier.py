@@ -9,7 +9,7 @@ import numpy as np
 
 from kvtier.block import slot_nbytes
 from kvtier.memory.arena import Arena
-from kvtier.tiers.base import Slots, TierUsage
+from kvtier.tiers.base import Inventory, Slots, TierUsage
 
 
 class MemoryTier:
@@ -53,9 +53,9 @@ class MemoryTier:
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         return [key in self._stored for key in keys]
 
-    def inventory(self) -> list[tuple[bytes, int]]:
+    def inventory(self) -> Inventory:
         with self._lock:
-            return [(key, len(payload)) for key, payload in self._stored.items()]
+            return Inventory.of(list(self._stored), list(self._stored.values()))
 
     def dropped(self) -> list[bytes]:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from kvtier.block import ADDRESS_NBYTES, BlockHeader, address, header_nbytes
+from kvtier.block import ADDRESS_NBYTES, SPACE_NBYTES, BlockHeader, address, header_nbytes
 
 PLAN = "raw"
 LEAST_NBYTES = header_nbytes(PLAN)
@@ -46,6 +46,8 @@ def payload_with(seed: int, body: bytes) -> bytes:
         spec_digest=xxhash.xxh3_128_digest(b"spec") * 2,
         body_nbytes=len(body),
         checksum=xxhash.xxh3_64_intdigest(body),
+        space=key[:SPACE_NBYTES],
+        expires=(1 << 40) + seed,
     )
     return header.pack() + body
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvtier.block import SPACE_NBYTES, BlockHeader
+from kvtier.errors import CorruptPayload
 
 
 class TierNumber(IntEnum):
@@ -38,6 +41,56 @@ class Slots:
     def of(cls, offsets: Sequence[int], nbytes: Sequence[int]) -> Slots:
         """Build from any sequences of integers."""
         return cls(np.asarray(offsets, np.int64), np.asarray(nbytes, np.int64))
+
+
+STORED = np.dtype(
+    [("nbytes", "<u4"), ("tokens", "<u4"), ("space", f"V{SPACE_NBYTES}"), ("expires", "<u8"), ("codec", "<u2")]
+)
+"""What a tier knows of one payload without reading it: its bytes, and what its header says (see `BlockHeader`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What a tier holds, oldest first.
+
+    Attributes:
+        keys: 34-byte addresses.
+        records: `STORED` array in their order.
+    """
+
+    keys: list[bytes]
+    records: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def nbytes(self) -> dict[bytes, int]:
+        """Bytes of each payload."""
+        return dict(zip(self.keys, self.records["nbytes"].tolist(), strict=True))
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes], payloads: Sequence[bytes | memoryview]) -> Inventory:
+        """Of payloads in memory; what has no whole header is known by its length only."""
+        return cls(list(keys), np.array([stored(payload, len(payload)) for payload in payloads], STORED))
+
+
+def stored(payload: bytes | memoryview, nbytes: int) -> NDArray[Any]:
+    """What a tier keeps of a payload that it is given, as one `STORED` record.
+
+    Args:
+        payload: begins with its header; without a whole one, everything but the size is zero.
+        nbytes: of the payload.
+    """
+    record = np.zeros((), STORED)
+    record["nbytes"] = nbytes
+    try:
+        header = BlockHeader.unpack(payload)
+    except CorruptPayload:
+        return record
+    record["tokens"], record["codec"] = header.tokens, header.codec
+    record["space"], record["expires"] = header.space, header.expires
+    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +148,8 @@ class Tier(Protocol):
         """Whether each key is stored."""
         ...
 
-    def inventory(self) -> list[tuple[bytes, int]]:
-        """Every stored key with the bytes of its payload, oldest first."""
+    def inventory(self) -> Inventory:
+        """Everything that is stored, oldest first."""
         ...
 
     def dropped(self) -> list[bytes]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.block import PAGE, slot_nbytes
+from kvtier.block import PAGE, BlockHeader, slot_nbytes
+from kvtier.errors import CorruptPayload
 from kvtier.memory.arena import Arena
 from kvtier.memory.pool import SlotPool
 from kvtier.tiers.base import TierUsage
@@ -42,6 +43,14 @@ class CpuTier:
         if writer:
             self._mark(offset, nbytes, writer)
         return offset, self.arena.renew(offset, nbytes)
+
+    def header(self, key: bytes, offset: int, nbytes: int) -> BlockHeader | None:
+        """The header of the payload in a slot; None when that is not a whole one of this key and size."""
+        try:
+            header = BlockHeader.unpack(self.arena.payload(offset, nbytes))
+        except CorruptPayload:
+            return None
+        return header if (header.address, header.payload_nbytes) == (key, nbytes) else None
 
     def written(self, offset: int, nbytes: int) -> None:
         """The session that was granted this slot no longer writes into it."""

@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.block import ADDRESS_NBYTES, PAGE, slot_nbytes
 from kvtier.errors import ClosedError, ConfigError
 from kvtier.memory.arena import Arena
 from kvtier.memory.pool import SlotPool
-from kvtier.tiers.base import Slots, TierUsage
+from kvtier.tiers.base import STORED, Inventory, Slots, TierUsage, stored
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,11 @@ class _Copy:
     key: bytes
     outside: int
     inside: int
-    nbytes: int
+    record: NDArray[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.record["nbytes"])
 
 
 class GpuTier:
@@ -59,12 +64,13 @@ class GpuTier:
         self._capacity = capacity
         self._device = _device(device)
         self._inside = _tensor(self._pool.capacity, self._device)
+        self._arena = arena
         self._outside = torch.from_numpy(arena.memory)
         self._stream = _stream(self._device)
         self._lock = threading.Lock()
         """Guards all that follows; never held while payloads are copied."""
         self._idle = threading.Condition(self._lock)
-        self._blocks: dict[bytes, tuple[int, int]] = {}
+        self._blocks: dict[bytes, tuple[int, NDArray[Any]]] = {}
         self._copying = 0
         self._counters: Counter[str] = Counter()
         self._fault = ""
@@ -79,7 +85,7 @@ class GpuTier:
         with self._lock:
             for copy in copies:
                 if copied and copy.key not in self._blocks:
-                    self._blocks[copy.key] = copy.inside, copy.nbytes
+                    self._blocks[copy.key] = copy.inside, copy.record
                 else:
                     self._release([copy.inside])
             self._copied()
@@ -110,10 +116,11 @@ class GpuTier:
             self._check_open()
             return [key in self._blocks for key in keys]
 
-    def inventory(self) -> list[tuple[bytes, int]]:
+    def inventory(self) -> Inventory:
         with self._lock:
             self._check_open()
-            return [(key, nbytes) for key, (_, nbytes) in self._blocks.items()]
+            records = [record for _, record in self._blocks.values()]
+            return Inventory(list(self._blocks), np.array(records, STORED))
 
     def dropped(self) -> list[bytes]:
         with self._lock:
@@ -146,7 +153,8 @@ class GpuTier:
             if inside is None:
                 self._counters["refused"] += 1
             else:
-                copies[key] = _Copy(place, key, outside, inside, nbytes)
+                payload = self._arena.payload(outside, nbytes)
+                copies[key] = _Copy(place, key, outside, inside, stored(payload, nbytes))
         return list(copies.values())
 
     def _retain(self, keys: Sequence[bytes], slots: Slots) -> list[_Copy]:
@@ -154,9 +162,9 @@ class GpuTier:
         copies = []
         for place, (key, outside, nbytes) in enumerate(zip(keys, *_lists(slots), strict=True)):
             found = self._blocks.get(key)
-            if found and found[1] == nbytes and self._is_slot(key, outside, nbytes):
+            if found and found[1]["nbytes"] == nbytes and self._is_slot(key, outside, nbytes):
                 self._pool.retain(np.array([found[0]]))
-                copies.append(_Copy(place, key, outside, found[0], nbytes))
+                copies.append(_Copy(place, key, outside, *found))
         return copies
 
     def _is_slot(self, key: bytes, outside: int, nbytes: int) -> bool:

@@ -104,7 +104,7 @@ def test_killed_under_load_nothing_is_wrong_or_lost(tmp_path: Path, monkeypatch)
             else:
                 dropped.add(bytes.fromhex(rest[0]))
         with closing(NvmeTier(tmp_path, CAPACITY, arena, region_nbytes=REGION)) as tier:
-            held = dict(tier.inventory())
+            held = tier.inventory().nbytes
             desk = Desk(tier, arena)
             for key, nbytes in held.items():
                 seed, size = tried[key]

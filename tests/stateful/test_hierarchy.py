@@ -219,7 +219,7 @@ class HierarchyMachine(RuleBasedStateMachine):
             usage = tier.usage()
             assert usage.used <= usage.capacity
             known = [key for key, row in table.rows.items() if table.has(row, number)]
-            assert set(known) <= {key for key, _ in tier.inventory()}
+            assert set(known) <= set(tier.inventory().keys)
 
     def _counters_add_up(self):
         stats = self.state.stats

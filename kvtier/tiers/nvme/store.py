@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from kvtier.block import ADDRESS_NBYTES, PAGE, slot_nbytes
 from kvtier.errors import ClosedError, ConfigError, CorruptPayload
 from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
-from kvtier.tiers.base import Slots, TierUsage
+from kvtier.tiers.base import STORED, Inventory, Slots, TierUsage
 from kvtier.tiers.nvme.health import Health
 from kvtier.tiers.nvme.io import Disk
 from kvtier.tiers.nvme.log import Entry
@@ -143,10 +145,13 @@ class NvmeTier:
             self._check_open()
             return [key in self._store.log.entries for key in keys]
 
-    def inventory(self) -> list[tuple[bytes, int]]:
+    def inventory(self) -> Inventory:
         with self._lock:
             self._check_open()
-            return [(key, entry.nbytes) for key, entry in self._store.log.entries.items()]
+            entries = self._store.log.entries
+            records = np.zeros(len(entries), STORED)
+            records["nbytes"] = [entry.nbytes for entry in entries.values()]
+            return Inventory(list(entries), records)
 
     def dropped(self) -> list[bytes]:
         with self._lock:

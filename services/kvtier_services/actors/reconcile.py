@@ -18,14 +18,11 @@ def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
         TierUnavailable: it is away again.
     """
     has = state.tiers[tier].inventory()
-    there = {key for key, _ in has}
+    there = frozenset(has.keys)
     with state.lock:
         table = state.table
         lost = [row for key, row in table.rows.items() if key not in there and table.has(row, tier)]
         for row in lost:
             state.leave(row, tier, f"{state.tiers[tier].name}_lost")
-        for key, nbytes in has:
-            row = state.learn(key, nbytes)
-            if not table.has(row, tier):
-                state.enter(row, tier)
+        state.adopt_inventory(tier, has)
     return len(has), len(lost)

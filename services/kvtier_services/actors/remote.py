@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from kvtier.errors import ClosedError, TierUnavailable
-from kvtier.tiers.base import Slots, TierUsage
+from kvtier.tiers.base import Inventory, Slots, TierUsage
 from kvtier_services.actors import wire
 
 HELLO_TIMEOUT = 300.0
@@ -115,7 +115,7 @@ class RemoteTier:
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         return [flag != 0 for flag in self._ask("contains", wire.join(keys))]
 
-    def inventory(self) -> list[tuple[bytes, int]]:
+    def inventory(self) -> Inventory:
         return wire.unpack_inventory(self._ask("inventory", timeout=HELLO_TIMEOUT))
 
     def dropped(self) -> list[bytes]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtier.block import ADDRESS_NBYTES
-from kvtier.tiers.base import Slots
+from kvtier.tiers.base import STORED, Inventory, Slots
 
 _COUNT = struct.Struct("<I")
 
@@ -50,13 +50,12 @@ def unpack_answer(packed: bytes) -> tuple[list[bool], list[bytes]]:
     return [flag != 0 for flag in packed[end:]], split(packed[_COUNT.size : end])
 
 
-def pack_inventory(inventory: Sequence[tuple[bytes, int]]) -> bytes:
-    """Pack keys with their payloads' sizes: all keys, then all sizes."""
-    sizes = np.array([nbytes for _, nbytes in inventory], "<i8")
-    return join([key for key, _ in inventory]) + sizes.tobytes()
+def pack_inventory(inventory: Inventory) -> bytes:
+    """Pack an inventory: all keys, then all records."""
+    return join(inventory.keys) + inventory.records.tobytes()
 
 
-def unpack_inventory(packed: bytes) -> list[tuple[bytes, int]]:
+def unpack_inventory(packed: bytes) -> Inventory:
     """Unpack an inventory."""
-    end = len(packed) // (ADDRESS_NBYTES + 8) * ADDRESS_NBYTES
-    return list(zip(split(packed[:end]), np.frombuffer(packed[end:], "<i8").tolist(), strict=True))
+    end = len(packed) // (ADDRESS_NBYTES + STORED.itemsize) * ADDRESS_NBYTES
+    return Inventory(split(packed[:end]), np.frombuffer(packed, STORED, offset=end))

@@ -425,7 +425,7 @@ class TestKeyspaces:
     def test_a_plan_that_no_header_holds_is_refused_before_anything_is_stored(self, cache):
         spec = KVSpec(200, 1, 8, "float32", block_tokens=256)
         plan = ";".join(f"{i}:K=int8/channel:{i + 2}/asym,V=raw" for i in range(200))
-        with pytest.raises(ConfigError, match="at most 3976 fit a block header"):
+        with pytest.raises(ConfigError, match="at most 3952 fit a block header"):
             cache.keyspace(spec, model="m", revision="1", plan=f"layers({plan})")
 
     def test_opened_twice_is_listed_once(self, cache):

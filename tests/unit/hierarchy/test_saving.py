@@ -6,10 +6,10 @@ import pytest
 
 from kvtier.block import PAGE
 from kvtier.errors import UsageError
-from kvtier.hierarchy import saving
 from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.cache import Limits
 from kvtier.tiers.base import TierNumber
+from kvtier.tiers.cpu import CpuTier
 from tests.hierarchy_fixture import NBYTES, SLOT_NBYTES, Host, fill, holds, keys, reserve, save, states
 
 GRANTED, STORED, BUSY, REFUSED = GrantState
@@ -83,13 +83,13 @@ def test_a_ticket_is_good_once_and_for_its_session():
 
 def meanwhile(monkeypatch, act) -> None:
     """Do something while a commit reads headers, without the lock."""
-    read = saving._written
+    read = CpuTier.header
 
     def read_and_act(*args):
         act()
         return read(*args)
 
-    monkeypatch.setattr(saving, "_written", read_and_act)
+    monkeypatch.setattr(CpuTier, "header", read_and_act)
 
 
 def test_keys_are_busy_until_they_are_visible(monkeypatch):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier.block import ADDRESS_NBYTES
-from kvtier.tiers.base import Slots
+from kvtier.tiers.base import STORED, Inventory, Slots
 from kvtier_services.actors import wire
 
 KEYS = st.lists(st.binary(min_size=ADDRESS_NBYTES, max_size=ADDRESS_NBYTES), max_size=8)
@@ -27,8 +28,10 @@ def test_slots(pairs):
 
 @given(KEYS, st.data())
 def test_inventories(keys, data):
-    inventory = [(key, data.draw(NUMBERS)) for key in keys]
-    assert wire.unpack_inventory(wire.pack_inventory(inventory)) == inventory
+    size = len(keys) * STORED.itemsize
+    records = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), STORED)
+    back = wire.unpack_inventory(wire.pack_inventory(Inventory(keys, records)))
+    assert (back.keys, back.records.tobytes()) == (keys, records.tobytes())
     assert wire.split(wire.join(keys)) == keys
 
 

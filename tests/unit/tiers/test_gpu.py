@@ -36,7 +36,7 @@ def test_it_refuses_when_full_and_takes_more_after_a_removal(desk):
     assert 0 < len(held) < 40
     assert desk.tier.usage().counters["refused"] == 40 - len(held)
     assert desk.tier.dropped() == []
-    desk.tier.remove([key for key, _ in desk.tier.inventory()][:1])
+    desk.tier.remove(list(desk.tier.inventory().keys)[:1])
     assert desk.write([99], 40_000) == [True]
     assert desk.read(held[1:]) == [True] * (len(held) - 1)
 
@@ -57,7 +57,7 @@ def test_a_block_removed_while_it_is_copied_stays_until_the_copy_ends(desk, monk
     reader = threading.Thread(target=lambda: answers.extend(desk.read([1])))
     reader.start()
     assert copying.wait(30)
-    desk.tier.remove([key for key, _ in desk.tier.inventory()])
+    desk.tier.remove(list(desk.tier.inventory().keys))
     other = Desk(desk.tier, desk.arena, 1 << 20)
     other.write(list(range(10, 50)), 40_000)
     go_on.set()
