@@ -1,125 +1,44 @@
-"""Least recently used, in prefix order."""
+"""Least recently used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-ABSENT = np.iinfo(np.int64).max
-"""Stamp of a row that is not in the tier: younger than all."""
+from kvtier.eviction.order import Order
+from kvtier.eviction.prefix import PrefixPolicy
 
 
-class PrefixLRU:
-    """`EvictionPolicy`: the block that was used longest ago leaves first, children before parents.
-
-    Stamps are in one array, so that touching a chain of thousands is one assignment; victims are found by partition,
-    not by keeping a list sorted.
-    """
+class LRU:
+    """`Rule`: the block that was used longest ago leaves first. A chain is used from its tail to its head."""
 
     def __init__(self) -> None:
         self._clock = 0
-        self._stamps = np.full(1024, ABSENT, np.int64)
-        self._nbytes = np.zeros(1024, np.int64)
-        self._parent: dict[int, int | None] = {}
-        self._children: dict[int, set[int]] = {}
+        self._order = Order()
 
-    def insert(self, row: int, nbytes: int, parent: int | None) -> None:
-        """See `EvictionPolicy`."""
-        self._leave(row)
-        if row >= len(self._stamps):
-            size = max(row + 1, 2 * len(self._stamps))
-            more = np.full(size - len(self._stamps), ABSENT, np.int64)
-            self._stamps, self._nbytes = np.concatenate((self._stamps, more)), np.resize(self._nbytes, size)
+    def came(self, row: int, nbytes: int, parent: int | None) -> None:
+        del nbytes, parent
         self._clock += 1
-        self._stamps[row] = self._clock
-        self._nbytes[row] = nbytes
-        self._parent[row] = None
-        if parent is not None:
-            self.adopt(row, parent)
+        self._order.put(row, self._clock)
 
-    def adopt(self, row: int, parent: int) -> None:
-        """See `EvictionPolicy`."""
-        if row in self._parent:
-            self._orphan(row)
-            self._parent[row] = parent
-            self._children.setdefault(parent, set()).add(row)
+    def used(self, rows: NDArray[np.int64]) -> None:
+        count = len(rows)
+        self._order.put_all(rows, self._clock + np.arange(count, 0.0, -1.0))
+        self._clock += count
 
-    def touch(self, chain: Sequence[int]) -> None:
-        """See `EvictionPolicy`; every row must be present."""
-        count = len(chain)
-        if count:
-            self._stamps[np.asarray(chain, np.int64)] = np.arange(self._clock + count, self._clock, -1)
-            self._clock += count
-
-    def remove(self, row: int) -> None:
-        """See `EvictionPolicy`."""
-        self._leave(row)
+    def left(self, row: int, *, chosen: bool) -> None:
+        del chosen
+        self._order.discard(row)
 
     def forget(self, row: int) -> None:
-        """See `EvictionPolicy`."""
-        self._leave(row)
-        for child in self._children.pop(row, ()):
-            self._parent[child] = None
+        pass
 
-    def victims(self, need: int, pinned: Callable[[int], bool]) -> list[int]:
-        """See `EvictionPolicy`."""
-        chosen: list[int] = []
-        passed: set[int] = set()
-        kept: dict[int, int] = {}
-        """How many children of a block are not chosen; missing: all of them."""
-        freed, begin, last = 0, 0, len(self._parent)
-        while need > 0 and begin < last:
-            end = min(max(64, 8 * begin), last)
-            oldest = np.argpartition(self._stamps, end - 1)[:end]
-            for row in oldest[np.argsort(self._stamps[oldest])][begin:].tolist():
-                passed.add(row)
-                free: int | None = row
-                # When the last child of an older block is chosen, that block is next.
-                while free in passed and not kept.get(free, free in self._children) and not pinned(free):
-                    chosen.append(free)
-                    freed += int(self._nbytes[free])
-                    if freed >= need:
-                        return chosen
-                    free = self._parent[free]
-                    if free is not None:
-                        kept[free] = kept.get(free, len(self._children[free])) - 1
-            begin = end
-        return []
+    def walk(self) -> Iterator[list[int]]:
+        return self._order.walk()
 
-    def with_descendants(self, rows: Sequence[int]) -> list[int]:
-        """See `EvictionPolicy`."""
-        order: dict[int, None] = {}
-        seen: set[int] = set()
-        for root in rows:
-            stack = [root] if root in self._parent and root not in seen else []
-            while stack:
-                row = stack[-1]
-                if row in seen:
-                    order[stack.pop()] = None
-                else:
-                    seen.add(row)
-                    stack.extend(child for child in self._children.get(row, ()) if child not in seen)
-        return list(order)
 
-    def is_leaf(self, row: int) -> bool:
-        """See `EvictionPolicy`."""
-        return row not in self._children
-
-    def __len__(self) -> int:
-        """See `EvictionPolicy`."""
-        return len(self._parent)
-
-    def _leave(self, row: int) -> None:
-        self._orphan(row)
-        self._parent.pop(row, None)
-        if row < len(self._stamps):
-            self._stamps[row] = ABSENT
-
-    def _orphan(self, row: int) -> None:
-        parent = self._parent.get(row)
-        if parent is not None:
-            siblings = self._children[parent]
-            siblings.discard(row)
-            if not siblings:
-                del self._children[parent]
+def PrefixLRU() -> PrefixPolicy:  # noqa: N802 - stands where a class may
+    """Least recently used, in prefix order."""
+    return PrefixPolicy(LRU())

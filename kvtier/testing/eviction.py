@@ -75,6 +75,7 @@ class Tier:
     def victims(self, need: int, pinned: Collection[int] = ()) -> list[int]:
         """Ask for victims, and hold the answer against the laws."""
         chosen = self.policy.victims(need, set(pinned).__contains__)
+        assert chosen == self.policy.victims(need, set(pinned).__contains__), "asking changes nothing"
         free = self.evictable(pinned)
         if need <= 0 or sum(self.nbytes[row] for row in free) < need:
             assert chosen == [], "all or nothing"

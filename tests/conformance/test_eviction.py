@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from kvtier.eviction.lru import PrefixLRU
+from functools import partial
+
+from kvtier.eviction.registry import policy
 from kvtier.testing.eviction import EvictionKit
 
 
-class TestPrefixLRU(EvictionKit):
-    make_policy = PrefixLRU
+class TestLRU(EvictionKit):
+    make_policy = partial(policy, "lru")
+
+
+class TestS3FIFO(EvictionKit):
+    make_policy = partial(policy, "s3fifo")
+
+
+class TestS3FIFOThatKnowsBlocksAgain(EvictionKit):
+    make_policy = partial(policy, "s3fifo", lambda row: row % 50)
+
+
+class TestCost(EvictionKit):
+    make_policy = partial(policy, "cost")

@@ -1,15 +1,15 @@
-"""What is least-recently-used about `PrefixLRU`; the rest is the kit's."""
+"""What is least-recently-used about the rule `LRU`; the rest is the kit's."""
 
 from __future__ import annotations
 
 import random
 
-from kvtier.eviction.lru import PrefixLRU
+from kvtier.eviction.registry import policy
 from kvtier.testing.eviction import Tier
 
 
 def test_the_chain_that_was_used_longest_ago_leaves_first():
-    tier = Tier(PrefixLRU())
+    tier = Tier(policy("lru"))
     tier.chain(1, 2)
     tier.chain(3, 4)
     tier.policy.touch([1, 2])
@@ -17,8 +17,8 @@ def test_the_chain_that_was_used_longest_ago_leaves_first():
 
 
 def test_a_shorter_use_spares_the_head_only():
-    """The picture in the package's docstring: stamps 8 7 2 1 after two uses."""
-    tier = Tier(PrefixLRU())
+    """The picture in the package's docstring: ranks 8 7 2 1 after two uses."""
+    tier = Tier(policy("lru"))
     tier.chain(1, 2, 3, 4)
     tier.policy.touch([1, 2])
     tier.chain(5)
@@ -28,7 +28,7 @@ def test_a_shorter_use_spares_the_head_only():
 def test_it_is_the_greedy_choice_of_the_oldest_free_leaf():
     """Oracle: take, again and again, the block used longest ago whose children are all taken."""
     rng = random.Random(3)
-    tier, clock, used = Tier(PrefixLRU()), 0, {}
+    tier, clock, used = Tier(policy("lru")), 0, {}
     for row in range(1, 300):
         parent = rng.randrange(row) or None
         tier.insert(row, rng.randrange(1, 4), parent)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+from kvtier.errors import ConfigError
+from kvtier.eviction.registry import NAMES, policy
+
+
+def test_each_name_makes_a_fresh_policy():
+    for name in NAMES:
+        one, other = policy(name), policy(name)
+        one.insert(1, 1, None)
+        assert (len(one), len(other)) == (1, 0)
+
+
+def test_an_unknown_name_is_said_with_the_nearest_one():
+    with pytest.raises(ConfigError, match="no eviction policy 's3-fifo'; did you mean 's3fifo'"):
+        policy("s3-fifo")
