@@ -10,10 +10,10 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from kvtier.block import slot_nbytes
-from kvtier.hierarchy import loading, report, saving
+from kvtier.hierarchy import loading, report, retention, saving
 from kvtier.hierarchy.answers import Matched, Reserved
 from kvtier.hierarchy.limits import Limits
-from kvtier.hierarchy.loading import Look
+from kvtier.hierarchy.loading import Look, Wish
 from kvtier.hierarchy.mover import Mover
 from kvtier.hierarchy.state import Clock, State
 from kvtier.index.base import Index
@@ -54,7 +54,7 @@ class Hierarchy:
         with self.state.lock:
             for tier in sorted(tiers):
                 self.state.take_inventory(tier)
-        self.mover.start([self._absolve, self._republish])
+        self.mover.start([self._absolve, self._republish, self._end_times])
 
     def close(self) -> None:
         """Stop the background, then close tiers and index; idempotent."""
@@ -66,10 +66,10 @@ class Hierarchy:
 
     # Sessions
 
-    def attach(self, session: int) -> None:
-        """A session begins."""
+    def attach(self, session: int, owner: str = "") -> None:
+        """A session begins; `owner` is what its client says of itself, for people."""
         with self.state.lock:
-            self.state.ledger.attach(session)
+            self.state.ledger.attach(session, owner)
 
     def detach(self, session: int) -> None:
         """A session ends, however: leases are released, reserved slots quarantined until its writer is gone."""
@@ -85,25 +85,34 @@ class Hierarchy:
 
     # Load
 
-    def match(self, session: int, keys: Sequence[bytes], wait: float = 0.0) -> Matched:
+    def match(self, session: int, keys: Sequence[bytes], wait: float = 0.0, prefill: float = 0.0) -> Matched:
         """See `Session.match`; waits in the calling thread."""
-        look = self.look(session, keys)
+        look = self.look(session, keys, prefill=prefill)
         if look.staging is not None and wait > 0:
             self.release(look.matched.lease)
             with suppress(TimeoutError):
                 look.staging.done.result(wait)
-            look = self.look(session, keys, look.staging.origin)
+            look = self.look(session, keys, look.staging.origin, prefill=prefill)
         return self.settle(look)
 
-    def look(self, session: int, keys: Sequence[bytes], origin: Mapping[bytes, TierNumber] | None = None) -> Look:
+    def look(
+        self,
+        session: int,
+        keys: Sequence[bytes],
+        origin: Mapping[bytes, TierNumber] | None = None,
+        *,
+        prefill: float = 0.0,
+    ) -> Look:
         """Lease what is in the arena and start staging the rest, without waiting and without counting.
 
         Args:
             session: who asks.
             keys: addresses of a chain from its first block.
             origin: tiers from which blocks were brought up for this very request.
+            prefill: tokens a second that the engine computes; 0 when that is not known.
         """
-        return loading.look(self.state, self.mover.stager, session, self.limits.session_leased, keys, origin or {})
+        wish = Wish(session, self.limits.session_leased, keys, origin or {}, prefill)
+        return loading.look(self.state, self.mover.stager, wish)
 
     def settle(self, look: Look) -> Matched:
         """Count a look as the answer that was given."""
@@ -126,6 +135,8 @@ class Hierarchy:
                 state.cpu.pool.release(ended.offsets)
             if 0 < seconds < math.inf:
                 state.stats.observe("load", seconds)
+                if ended is not None:
+                    state.pace.observe(TierNumber.CPU, ended.nbytes, seconds, state.clock())
 
     # Save
 
@@ -163,12 +174,39 @@ class Hierarchy:
         state = self.state
         with state.lock:
             state.stats.faults[why] += len(keys)
-            gone = [key for key in dict.fromkeys(keys) if state.row(key) is not None]
-            for row in [state.table.rows[key] for key in gone]:
-                for tier in reversed(TierNumber):
-                    state.leave(row, tier, why)
-            state.forgetting.update(gone)
+            gone = retention.drop(state, keys, why)
         self.mover.forget(gone)
+
+    # What stays, what goes
+
+    def pin(self, session: int, keys: Sequence[bytes], seconds: float) -> Future[int]:
+        """See `Session.pin`.
+
+        Raises:
+            SessionUnavailable: the session is not attached.
+        """
+        with self.state.lock:
+            owner = self.state.ledger.of(session).owner
+        return self.mover.pin(keys, seconds, owner, self.limits.pinned)
+
+    def unpin(self, keys: Sequence[bytes]) -> int:
+        """See `Session.unpin`."""
+        with self.state.lock:
+            return retention.unpin(self.state, keys)
+
+    def evict(self, keys: Sequence[bytes]) -> int:
+        """See `Session.evict`."""
+        with self.state.lock:
+            gone = retention.drop(self.state, keys, "evict")
+        self.mover.forget(gone)
+        return len(gone)
+
+    def clear(self, space: bytes) -> int:
+        """See `Session.clear`."""
+        with self.state.lock:
+            gone = retention.drop(self.state, retention.of_space(self.state, space), "clear")
+        self.mover.forget(gone)
+        return len(gone)
 
     # Moves, looking
 
@@ -186,7 +224,7 @@ class Hierarchy:
 
     def status(self) -> dict[str, Any]:
         """Tiers, counters, sessions and index of this host, as plain values."""
-        return report.status(self.state) | {"staging": self.mover.stager.flying}
+        return report.status(self.state) | {"staging": self.mover.stager.flying, "queues": self.mover.queues()}
 
     # Inside
 
@@ -197,6 +235,13 @@ class Hierarchy:
         for session in filter(self._writer_gone, cut_off):
             with state.lock:
                 state.cpu.absolve(session)
+
+    def _end_times(self) -> None:
+        with self.state.lock:
+            retention.end_pins(self.state)
+            gone = retention.drop(self.state, retention.expired(self.state), "expired")
+        if gone:
+            self.mover.forget(gone)
 
     def _republish(self) -> None:
         if self.state.index.needs_publish():

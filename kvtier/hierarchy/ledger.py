@@ -22,6 +22,34 @@ class Lease:
     session: int
     offsets: NDArray[np.int64]
     nbytes: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The slot of one block that stays in the CPU tier until a time comes."""
+
+    offset: int
+    nbytes: int
+    until: float
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Something that keeps slots from others, for people.
+
+    Attributes:
+        kind: "lease", "reservation" or "pin".
+        owner: what its client says of itself.
+        age: seconds since it began; of a pin, seconds until it ends, negative.
+        nbytes: of the slots.
+    """
+
+    kind: str
+    owner: str
+    age: float
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +67,7 @@ class Reservation:
     """Key of the block before the first key of that call."""
     asked: list[bytes]
     """All keys of that call."""
+    since: float
 
     @property
     def held_nbytes(self) -> int:
@@ -48,8 +77,9 @@ class Reservation:
 
 @dataclass(slots=True)
 class Holdings:
-    """What one session holds."""
+    """What one session holds; `owner` is what its client says of itself."""
 
+    owner: str = ""
     leases: set[int] = field(default_factory=set)
     tickets: set[int] = field(default_factory=set)
     leased_nbytes: int = 0
@@ -64,6 +94,7 @@ class Ledger:
         self.leases: dict[int, Lease] = {}
         self.reservations: dict[int, Reservation] = {}
         self.writing: set[bytes] = set()
+        self.pins: dict[bytes, Pin] = {}
         self._next = 1
 
     def of(self, session: int) -> Holdings:
@@ -79,11 +110,29 @@ class Ledger:
                 f"session {session} is not attached to this host (it may have restarted)"
             ) from None
 
-    def lease(self, session: int, offsets: NDArray[np.int64], nbytes: int) -> int:
+    @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of the slots that are pinned."""
+        return sum(pin.nbytes for pin in self.pins.values())
+
+    def held(self, now: float) -> list[Held]:
+        """Leases and reservations, the oldest first, and then one pin for each owner."""
+        everything = [
+            *(("lease", one.session, one.since, one.nbytes) for one in self.leases.values()),
+            *(("reservation", one.session, one.since, one.held_nbytes) for one in self.reservations.values()),
+        ]
+        everything.sort(key=lambda one: one[2])
+        held = [Held(kind, self.sessions[session].owner, now - since, n) for kind, session, since, n in everything]
+        for owner in dict.fromkeys(pin.owner for pin in self.pins.values()):
+            pins = [pin for pin in self.pins.values() if pin.owner == owner]
+            held.append(Held("pin", owner, now - max(pin.until for pin in pins), sum(pin.nbytes for pin in pins)))
+        return held
+
+    def lease(self, session: int, offsets: NDArray[np.int64], nbytes: int, now: float) -> int:
         """Book a lease; returns its number."""
         holdings = self.of(session)
         number = self._number()
-        self.leases[number] = Lease(session, offsets, nbytes)
+        self.leases[number] = Lease(session, offsets, nbytes, now)
         holdings.leases.add(number)
         holdings.leased_nbytes += nbytes
         return number
@@ -124,9 +173,9 @@ class Ledger:
         holdings.reserved_nbytes -= reservation.held_nbytes
         return reservation
 
-    def attach(self, session: int) -> None:
+    def attach(self, session: int, owner: str) -> None:
         """A session begins."""
-        self.sessions.setdefault(session, Holdings())
+        self.sessions.setdefault(session, Holdings(owner))
 
     def detach(self, session: int) -> tuple[list[Lease], list[Reservation]]:
         """A session ends; what it held is struck out and returned."""

@@ -14,6 +14,7 @@ class Limits:
         session_reserved: bytes that one session may have reserved.
         staging_reserve: part of the CPU tier that saves leave to blocks that come up from other tiers.
         high, low: watermarks of the CPU tier, as parts of its capacity.
+        pinned: part of the CPU tier that `pin` may keep from eviction.
     """
 
     session_leased: int
@@ -21,8 +22,9 @@ class Limits:
     staging_reserve: float = 0.05
     high: float = 0.9
     low: float = 0.8
+    pinned: float = 0.25
 
     @classmethod
-    def of(cls, capacity: int, *, high: float = 0.9, low: float = 0.8) -> Limits:
+    def of(cls, capacity: int, *, high: float = 0.9, low: float = 0.8, pinned: float = 0.25) -> Limits:
         """The defaults for a CPU tier of this size."""
-        return cls(capacity // 10 * 9, capacity // 2, high=high, low=low)
+        return cls(capacity // 10 * 9, capacity // 2, high=high, low=low, pinned=pinned)

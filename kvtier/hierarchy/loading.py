@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.block import PAGE
 from kvtier.hierarchy.answers import SLOT, Matched
+from kvtier.hierarchy.pace import worth
 from kvtier.hierarchy.staging import Stager, Staging
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
@@ -33,28 +35,40 @@ class Look:
     missed: dict[str, int]
 
 
-def look(
-    state: State, stager: Stager, session: int, leasable: int, keys: Sequence[bytes], origin: Mapping[bytes, TierNumber]
-) -> Look:
-    """See `Hierarchy.look`.
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a session asks for.
 
-    Args:
-        state: of the host.
-        stager: brings up what is not in the arena.
+    Attributes:
         session: who asks.
         leasable: bytes that a session may have leased.
         keys: addresses of a chain from its first block.
         origin: tiers from which blocks were brought up for this very request.
+        prefill: tokens a second that the engine computes; 0 when that is not known.
     """
-    table = state.table
+
+    session: int
+    leasable: int
+    keys: Sequence[bytes]
+    origin: Mapping[bytes, TierNumber]
+    prefill: float
+
+
+def look(state: State, stager: Stager, wish: Wish) -> Look:
+    """See `Hierarchy.look`."""
+    table, keys, origin = state.table, wish.keys, wish.origin
     with state.lock:
-        holdings = state.ledger.of(session)
-        rows = table.prefix(keys)
+        now = state.clock()
+        holdings = state.ledger.of(wish.session)
+        known = table.prefix(keys)
+        rows = known[: table.alive(known, now)]
+        present = len(rows)
+        rows = rows[: _worth(state, wish, rows, now)]
         offsets = table.offset[rows]
         away = np.flatnonzero(offsets < 0)
         ready = int(away[0]) if away.size else len(rows)
         sizes = np.cumsum(-(-table.nbytes[rows[:ready]] // PAGE) * PAGE)
-        within = int(np.searchsorted(sizes, leasable - holdings.leased_nbytes, side="right")) if ready else 0
+        within = int(np.searchsorted(sizes, wish.leasable - holdings.leased_nbytes, side="right")) if ready else 0
         staging = None
         if within == ready < len(rows):
             state.link(rows)
@@ -70,11 +84,17 @@ def look(
             state.cpu.pool.retain(offsets[:within])
             state.touch(leased)
             table.hits[leased] += 1
-            table.used[leased] = state.clock()
-            lease = state.ledger.lease(session, offsets[:within], int(sizes[within - 1]))
+            table.used[leased] = now
+            lease = state.ledger.lease(wish.session, offsets[:within], int(sizes[within - 1]), now)
         tokens = {_name(t): int(table.tokens[leased][tiers == t].sum()) for t in np.unique(tiers).tolist()}
     waiting = len(rows) - ready if staging is not None else 0
-    missed = {"quota": ready - within, "staging": waiting, "absent": len(keys) - ready - waiting}
+    missed = {
+        "quota": ready - within,
+        "staging": waiting,
+        "declined_recompute_cheaper": present - len(rows),
+        "staging_refused": len(rows) - ready - waiting,
+        "absent": len(keys) - present,
+    }
     return Look(Matched(lease, slots, waiting, tiers), staging, len(keys), tokens, missed)
 
 
@@ -89,6 +109,19 @@ def count(state: State, look: Look) -> None:
         for reason, blocks in look.missed.items():
             stats.misses[reason] += blocks
         stats.lookups["full" if found == look.asked else "partial" if found else "miss"] += 1
+
+
+def _worth(state: State, wish: Wish, rows: NDArray[np.int64], now: float) -> int:
+    """How many of the blocks the engine gets sooner by loading than by computing."""
+    if not 0 < wish.prefill < np.inf or not len(rows):
+        return len(rows)
+    table = state.table
+    here = (table.tiers[rows] >> TierNumber.CPU & 1) > 0
+    slowness = np.array([state.pace.slowness(tier, now) for tier in (0, *TierNumber)])
+    # Slots decode at the CPU tier's pace, wherever their blocks come from.
+    each = slowness[TierNumber.CPU] + np.where(here, 0.0, slowness[table.best_of(rows)])
+    tokens = table.tokens[rows]
+    return worth(tokens, np.where(tokens > 0, table.nbytes[rows] * each, 0.0), wish.prefill)
 
 
 def _name(tier: int) -> str:

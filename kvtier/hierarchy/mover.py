@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.block import PAGE
-from kvtier.hierarchy import transfer
+from kvtier.hierarchy import retention, transfer
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
 from kvtier.hierarchy.transfer import Held
@@ -20,7 +20,8 @@ from kvtier.tiers.base import TierNumber
 
 TICK = 0.05
 """Seconds between looks at watermarks, quarantine and index when nothing else wakes the keeper."""
-PROMOTIONS_WAITING = 64
+WAITING = {"moves": 256, "promotions": 64}
+"""How much of each kind of work may wait; more is refused."""
 GPU_SLACK = 1 << 20
 """Bytes kept free in the GPU tier beyond what is needed now, for what its size classes cannot use; in a small tier a
 sixteenth of it."""
@@ -46,7 +47,7 @@ class Mover:
         self._kicked = threading.Event()
         self._relieving = threading.Lock()
         self._short = 0
-        self._promotions = threading.Semaphore(PROMOTIONS_WAITING)
+        self._waiting: Counter[str] = Counter()
         self._chores: Sequence[Callable[[], None]] = ()
         self._keeper = threading.Thread(target=self._keep, name="kvtier-keep", daemon=True)
 
@@ -96,29 +97,50 @@ class Mover:
         with state.lock:
             rows = [row for offset in offsets.tolist() if (row := state.at.get(offset)) is not None]
             keys = [state.table.keys[row] for row in rows if not state.table.has(row, TierNumber.GPU)]
-        if keys and self._promotions.acquire(blocking=False):
-            self._submit(self._promote, keys).add_done_callback(lambda _: self._promotions.release())
+        if keys:
+            self._queue("promotions", self._promote, keys)
 
     def move(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """Bring blocks to one tier and out of the other memory tiers; how many are there at the end."""
-        return self._submit(self._move, list(keys), tier)
+        return self._queue("moves", self._move, list(keys), tier)
 
     def bring(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """Bring blocks up to one tier, leaving their copies elsewhere; how many are there at the end."""
-        return self._submit(self._bring, list(keys), tier)
+        return self._queue("moves", self._bring, list(keys), tier)
+
+    def pin(self, keys: Sequence[bytes], seconds: float, owner: str, share: float) -> Future[int]:
+        """Bring a chain's blocks to the CPU tier and keep them there; how many are kept."""
+        return self._queue("moves", self._pin, list(keys), seconds, owner, share)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Tell all tiers to forget blocks that the table no longer has."""
         self._submit(self._forget, list(keys))
+
+    def queues(self) -> dict[str, int]:
+        """How much waits, by what it waits for."""
+        return {"flights": self.stager.flights} | {kind: self._waiting[kind] for kind in WAITING}
+
+    def _queue(self, kind: str, work: Callable[..., int], *args: Any) -> Future[int]:
+        """Queue work that can be refused; it answers 0, counted, when too much of its kind waits already."""
+        with self._state.lock:
+            if self._waiting[kind] >= WAITING[kind]:
+                self._state.stats.faults[f"{kind}_refused"] += 1
+                return _nothing()
+            self._waiting[kind] += 1
+        future = self._submit(work, *args)
+        future.add_done_callback(lambda _: self._done(kind))
+        return future
+
+    def _done(self, kind: str) -> None:
+        with self._state.lock:
+            self._waiting[kind] -= 1
 
     def _submit(self, work: Callable[..., int], *args: Any) -> Future[int]:
         """Queue work; what is not done because this is closing, or fails, answers 0."""
         try:
             return self._worker.submit(self._guarded, work, *args)
         except RuntimeError:  # closed
-            nothing: Future[int] = Future()
-            nothing.set_result(0)
-            return nothing
+            return _nothing()
 
     def _guarded(self, work: Callable[..., int], *args: Any) -> int:
         try:
@@ -186,6 +208,11 @@ class Mover:
             state.touch(state.table.prefix(keys))
         return sum(self._has(key, tier) for key in keys)
 
+    def _pin(self, keys: list[bytes], seconds: float, owner: str, share: float) -> int:
+        self._bring(keys, TierNumber.CPU)
+        with self._state.lock:
+            return retention.pin(self._state, keys, seconds, owner, share)
+
     def _move(self, keys: list[bytes], tier: TierNumber) -> int:
         state = self._state
         if tier is TierNumber.NVME:
@@ -216,7 +243,7 @@ class Mover:
                 if row is None or table.life[row] != block.life or not table.has(row, TierNumber.CPU):
                     continue
                 if policy.is_leaf(row) and not state.pinned(row):
-                    state.leave(row, TierNumber.CPU, "cpu_evicted")
+                    state.leave([row], TierNumber.CPU, "cpu_evicted")
                     left += 1
         return left
 
@@ -228,14 +255,13 @@ class Mover:
             if tier is TierNumber.CPU:
                 rows = [row for row in rows if not state.pinned(row)]
             gone = [state.table.keys[row] for row in rows]
-            for row in rows:
-                state.leave(row, tier, why)
+            state.leave(rows, tier, why)
         if tier is not TierNumber.CPU:
             transfer.remove(state, tier, gone)
 
     def _rows(self, keys: Sequence[bytes]) -> list[int]:
         with self._state.lock:
-            return [row for key in keys if (row := self._state.row(key)) is not None]
+            return self._state.rows(keys)
 
     def _has(self, key: bytes, tier: TierNumber) -> bool:
         with self._state.lock:
@@ -263,10 +289,20 @@ class Mover:
             if TierNumber.NVME not in state.tiers or not (short or pool.used > self._high * pool.capacity):
                 return
             target = min(int(self._low * pool.capacity), pool.capacity - short)
-            while not self._closing.is_set() and pool.used > target:
-                need = min(pool.used - target, transfer.BATCH_NBYTES)
-                with state.lock:
-                    policy = state.policies[TierNumber.CPU]
-                    rows = policy.victims(need, state.pinned) or policy.victims(PAGE, state.pinned)
-                if not rows or not self.demote(rows):
-                    return
+            state.relieving = True
+            try:
+                while not self._closing.is_set() and pool.used > target:
+                    need = min(pool.used - target, transfer.BATCH_NBYTES)
+                    with state.lock:
+                        policy = state.policies[TierNumber.CPU]
+                        rows = policy.victims(need, state.pinned) or policy.victims(PAGE, state.pinned)
+                    if not rows or not self.demote(rows):
+                        return
+            finally:
+                state.relieving = False
+
+
+def _nothing() -> Future[int]:
+    future: Future[int] = Future()
+    future.set_result(0)
+    return future

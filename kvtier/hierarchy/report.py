@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy as np
 from kvtier.errors import ClosedError, TierUnavailable
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import Tier, TierNumber, TierUsage
+
+HELD = 16
+"""Leases, reservations and pins that are shown, the oldest first."""
 
 
 def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
@@ -34,6 +38,7 @@ def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
 
 def status(state: State) -> dict[str, Any]:
     """Tiers, counters, sessions and index of this host, as plain values."""
+    now = state.clock()
     usages = {number: _usage(tier) for number, tier in state.tiers.items()}
     with state.lock:
         masks = state.table.tiers[list(state.table.rows.values())] if state.table.rows else np.zeros(0, np.uint8)
@@ -57,6 +62,10 @@ def status(state: State) -> dict[str, Any]:
             "leases": len(state.ledger.leases),
             "leased_nbytes": sum(h.leased_nbytes for h in state.ledger.sessions.values()),
             "reservations": len(state.ledger.reservations),
+            "pins": len(state.ledger.pins),
+            "pinned_nbytes": state.ledger.pinned_nbytes,
+            "held": [asdict(held) for held in state.ledger.held(now)[:HELD]],
+            "bandwidth": {_name(t): 1 / slow for t in TierNumber if (slow := state.pace.slowness(t, now))},
             "index": state.index.status(),
             **state.stats.as_dict(),
         }

@@ -9,6 +9,8 @@ from kvtier.block import slot_nbytes
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
 
+LINE = 64 << 20
+"""Bytes of the oldest blocks among which a save takes the youngest, when NVMe cannot keep up."""
 SEGMENTS_TRIED = 8
 """Segments that hold something pinned and are passed over, before only slots of the wanted size are looked at."""
 
@@ -76,25 +78,54 @@ def _segment(state: State, row: int, kept: Callable[[int], bool]) -> list[int]:
     return [] if any(map(kept, rows)) else rows
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a save leaves and takes.
+
+    Attributes:
+        keep: bytes of the CPU tier that must stay free.
+        wanted: bytes that the save is about to take, this block's included.
+    """
+
+    keep: int
+    wanted: int
+
+
 def grant_at_once(
-    state: State, nbytes: int, writer: int, *, keep: int, spared: Set[int] = frozenset()
+    state: State, nbytes: int, writer: int, *, room: Room, spared: Set[int] = frozenset()
 ) -> tuple[int, int] | None:
     """A slot that is free, or can be freed without writing anything down; None otherwise.
+
+    While NVMe is being written to and cannot keep up with the saves, blocks leave for good, unwritten: of the oldest
+    those that it would have written last.
 
     Args:
         state: of the host.
         nbytes: of the payload.
         writer: session that will write into the slot.
-        keep: bytes of the CPU tier that must stay free.
+        room: how much to free.
         spared: blocks that must stay: the ancestors of what is saved, without which nobody would reach it.
     """
     pool, slot = state.cpu.pool, None
-    while pool.free_nbytes < keep + slot_nbytes(nbytes) or (slot := state.cpu.grant(nbytes, writer)) is None:
-        victims = choose(state, nbytes, keep, spared)
+    while pool.free_nbytes < room.keep + slot_nbytes(nbytes) or (slot := state.cpu.grant(nbytes, writer)) is None:
+        victims = choose(state, nbytes, room.keep + room.wanted - pool.free_nbytes, spared)
         if victims.dirty:
             victims = choose(state, nbytes, 0, spared)
-        if not victims.rows or victims.dirty:
+        rows, why = victims.rows, "cpu_evicted"
+        if victims.dirty:
+            rows, why = _last_in_line(state, nbytes, spared) if state.relieving else [], "nvme_behind"
+        if not rows:
             return None
-        for row in victims.rows:
-            state.leave(row, TierNumber.CPU, "cpu_evicted")
+        state.leave(rows, TierNumber.CPU, why)
     return slot
+
+
+def _last_in_line(state: State, nbytes: int, spared: Set[int]) -> list[int]:
+    """Of the old blocks that wait for NVMe, the one that is written last and has no child; none of another size."""
+    policy, pool, size = state.policies[TierNumber.CPU], state.cpu.pool, slot_nbytes(nbytes)
+
+    def kept(row: int) -> bool:
+        return row in spared or state.pinned(row) or pool.size_class(int(state.table.offset[row])) != size
+
+    line = policy.victims(min(LINE, pool.used // 4), kept) or policy.victims(size, kept)
+    return [row for row in reversed(line) if policy.is_leaf(row)][:1]

@@ -11,8 +11,12 @@ from kvtier.errors import UsageError
 from kvtier.hierarchy.answers import GRANT, GrantState, Reserved
 from kvtier.hierarchy.ledger import Reservation
 from kvtier.hierarchy.limits import Limits
-from kvtier.hierarchy.room import grant_at_once
+from kvtier.hierarchy.room import Room, grant_at_once
 from kvtier.hierarchy.state import State
+from kvtier.tiers.base import TierNumber
+
+AHEAD = 64
+"""Blocks for which room is made at once."""
 
 
 def reserve(
@@ -25,7 +29,9 @@ def reserve(
         raise UsageError("a key is there twice; a chain never meets itself")
     grants = np.zeros(len(keys) - start, GRANT)
     kept = staging_nbytes(state, limits)
-    booked = Reservation(session, [], [], [], [], [], keys[start - 1] if start else None, list(keys[start:]))
+    now = state.clock()
+    ancestor = keys[start - 1] if start else None
+    booked = Reservation(session, [], [], [], [], [], ancestor, list(keys[start:]), now)
     reason = ""
     with state.lock:
         budget = limits.session_reserved - state.ledger.of(session).reserved_nbytes
@@ -33,8 +39,11 @@ def reserve(
         state.touch(known)
         ancestors = frozenset(known.tolist())
         for i, (key, size) in enumerate(zip(booked.asked, nbytes, strict=True)):
-            if key in state.table.rows:
-                grants[i]["state"] = GrantState.STORED
+            row = state.row(key)
+            if row is not None:
+                # What has expired is about to be dropped.
+                alive = state.table.alive(np.array([row]), now)
+                grants[i]["state"] = GrantState.STORED if alive else GrantState.BUSY
                 continue
             if key in state.ledger.writing or key in state.forgetting:
                 grants[i]["state"] = GrantState.BUSY
@@ -42,7 +51,8 @@ def reserve(
             reason = _refusal(state, size, budget, kept, first=budget == limits.session_reserved)
             slot = None
             if not reason:
-                slot = grant_at_once(state, size, session, keep=kept, spared=ancestors)
+                wanted = min(sum(map(slot_nbytes, nbytes[i : i + AHEAD])), budget)
+                slot = grant_at_once(state, size, session, room=Room(kept, wanted), spared=ancestors)
                 reason = "" if slot else "pressure"
             if slot is None:
                 grants[i:]["state"] = GrantState.REFUSED
@@ -80,6 +90,7 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
         bad = sum(header is None for header in headers.values())
         if bad:
             state.stats.faults["bad_commit"] += bad
+        placed: list[int] = []
         parents = [booked.ancestor, *booked.asked]
         for i, key, offset, generation, size in zip(
             booked.positions, booked.keys, booked.offsets, booked.generations, booked.nbytes, strict=True
@@ -92,9 +103,11 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
                 continue
             row = state.learn(key, size, table.rows.get(parents[i] or b"", -1))
             state.place(row, offset, generation, header)
+            placed.append(row)
             visible[i] = True
-            state.stats.stored += 1
             state.stats.stored_nbytes += size
+        state.enter(placed, TierNumber.CPU)
+        state.stats.stored += len(placed)
         # Blocks behind these may have been there before, and did not know their parents.
         for i, key in enumerate(booked.asked):
             child, parent = table.rows.get(key), table.rows.get(parents[i] or b"")

@@ -15,6 +15,8 @@ from kvtier.hierarchy.room import choose
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
 
+FLIGHTS = 256
+"""Requests that may wait for staging; what is in other tiers is not there for more of them."""
 PATIENCE = 30.0
 """Seconds that a flight waits for one that it depends on."""
 
@@ -47,6 +49,7 @@ class Stager:
         self._demote = demote
         self._flights: dict[bytes, Staging] = {}
         self._threads = ThreadPoolExecutor(threads, "kvtier-stage")
+        self._waiting = 0
         self._closing = False
 
     def close(self) -> None:
@@ -63,6 +66,11 @@ class Stager:
                 return
             for flight in flights:
                 flight.done.result()
+
+    @property
+    def flights(self) -> int:
+        """Requests that blocks are being staged for, or wait for it."""
+        return self._waiting
 
     @property
     def flying(self) -> int:
@@ -84,6 +92,9 @@ class Stager:
                 wanted[key] = TierNumber(state.table.best(row))
         if not wanted and len(others) < 2:
             return next(iter(others), None)
+        if self._waiting >= FLIGHTS:
+            return None
+        self._waiting += 1
         staging = Staging({key: tier for other in others for key, tier in other.origin.items()} | wanted)
         self._flights.update(dict.fromkeys(wanted, staging))
         try:
@@ -109,6 +120,7 @@ class Stager:
 
     def _land(self, staging: Staging, wanted: dict[bytes, TierNumber], pins: list[int]) -> None:
         with self._state.lock:
+            self._waiting -= 1
             for key in wanted:
                 del self._flights[key]
             self._state.cpu.pool.release(np.array(pins, np.int64))

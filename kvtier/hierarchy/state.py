@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvtier.errors import TierUnavailable
 from kvtier.eviction.base import EvictionPolicy
 from kvtier.eviction.lru import PrefixLRU
 from kvtier.hierarchy.ledger import Ledger
+from kvtier.hierarchy.pace import Pace
 from kvtier.hierarchy.stats import Stats
 from kvtier.hierarchy.table import BlockTable
 from kvtier.index.base import Index
@@ -52,6 +53,9 @@ class State:
         """Row of the block in each slot of the arena."""
         self.forgetting: Counter[bytes] = Counter()
         """Condemned blocks that tiers have not been told of yet; until then nobody saves them anew."""
+        self.pace = Pace()
+        self.relieving = False
+        """Whether old blocks are being written down to NVMe because the CPU tier is full."""
         self.writes = {tier: threading.Lock() for tier in self.tiers}
         """One writer a tier, so that what it says it dropped is heard in order. Taken before `lock`."""
 
@@ -62,6 +66,10 @@ class State:
     def row(self, key: bytes) -> int | None:
         """Row of a block, if it is known."""
         return self.table.rows.get(key)
+
+    def rows(self, keys: Iterable[bytes]) -> list[int]:
+        """Rows of those of the blocks that are known."""
+        return [row for key in keys if (row := self.table.rows.get(key)) is not None]
 
     def learn(self, key: bytes, nbytes: int, parent: int = -1) -> int:
         """Row of a block, made when it is not known."""
@@ -98,52 +106,70 @@ class State:
             policy.touch(rows[(masks >> tier & 1) > 0].tolist())
 
     def place(self, row: int, offset: int, generation: int, header: BlockHeader) -> None:
-        """The CPU tier has the block in this slot now; the table keeps the slot's first reference."""
+        """This slot holds the block, which is about to `enter` the CPU tier; the table keeps its first reference."""
         table = self.table
         table.offset[row], table.generation[row] = offset, generation
         table.note(row, header.tokens, header.codec, header.space, header.expires)
         self.at[offset] = row
-        self.enter(row, TierNumber.CPU)
 
-    def enter(self, row: int, tier: TierNumber) -> None:
-        """A tier has the block now."""
-        table = self.table
-        better = tier < (table.best(row) or len(TierNumber) + 1)
-        table.mark(row, tier)
-        if tier in self.policies:
-            self.policies[tier].insert(row, slot_nbytes(int(table.nbytes[row])), table.parent_of(row))
-        if better:
-            self.index.add([table.keys[row]], tier, [int(table.nbytes[row])])
+    def enter(self, rows: Sequence[int], tier: TierNumber) -> None:
+        """A tier has these blocks now."""
+        table, policy = self.table, self.policies.get(tier)
+        better = [row for row in rows if tier < (table.best(row) or len(TierNumber) + 1)]
+        table.tiers[list(rows)] |= 1 << tier
+        sizes = table.nbytes[list(rows)].tolist()
+        if policy is not None:
+            for row, nbytes in zip(rows, sizes, strict=True):
+                policy.insert(row, slot_nbytes(nbytes), table.parent_of(row))
+        self._tell(better, tier)
 
-    def leave(self, row: int, tier: TierNumber, why: str) -> None:
-        """A tier no longer has the block; when no tier has it, it is dropped."""
-        table = self.table
-        if not table.has(row, tier):
+    def leave(self, rows: Sequence[int], tier: TierNumber, why: str) -> None:
+        """A tier no longer has these blocks; what no tier has any more is dropped."""
+        table, policy = self.table, self.policies.get(tier)
+        here = [row for row in dict.fromkeys(rows) if table.has(row, tier)]
+        if not here:
             return
-        best = table.best(row)
-        table.unmark(row, tier)
-        if tier in self.policies:
-            self.policies[tier].remove(row)
+        best = [table.best(row) for row in here]
+        table.tiers[here] &= ~np.uint8(1 << tier)
+        if policy is not None:
+            for row in here:
+                policy.remove(row)
         if tier is TierNumber.CPU:
-            offset = int(table.offset[row])
-            table.offset[row] = -1
+            self._free(here)
+        left: dict[int, list[int]] = {}
+        for row, former in zip(here, best, strict=True):
+            if (now := table.best(row)) != former:
+                left.setdefault(now, []).append(row)
+        self._drop(left.pop(0, []), why)
+        for now, changed in left.items():
+            self._tell(changed, TierNumber(now))
+
+    def _free(self, rows: Sequence[int]) -> None:
+        """Let go of the slots of these blocks."""
+        rows = list(rows)
+        offsets = self.table.offset[rows]
+        self.table.offset[rows] = -1
+        for offset in offsets.tolist():
             del self.at[offset]
-            self.cpu.pool.release(np.array([offset], np.int64))
-        left = table.best(row)
-        if not left:
-            for policy in self.policies.values():
+        self.cpu.pool.release(offsets)
+
+    def _drop(self, rows: Sequence[int], why: str) -> None:
+        """No tier has these blocks any more."""
+        for policy in self.policies.values():
+            for row in rows:
                 policy.forget(row)
-            self.index.discard([table.remove(row)])
-            self.stats.dropped[why] += 1
-        elif left != best:
-            self.index.add([table.keys[row]], left, [int(table.nbytes[row])])
+        if rows:
+            self.index.discard([self.table.remove(row) for row in rows])
+            self.stats.dropped[why] += len(rows)
+
+    def _tell(self, rows: Sequence[int], tier: TierNumber) -> None:
+        """Let the index know the tier that has these blocks."""
+        if rows:
+            self.index.add([self.table.keys[row] for row in rows], tier, self.table.nbytes[list(rows)].tolist())
 
     def heard(self, tier: TierNumber, dropped: Iterable[bytes]) -> None:
         """Take note of what a tier evicted by itself."""
-        for key in dropped:
-            row = self.row(key)
-            if row is not None:
-                self.leave(row, tier, f"{self.tiers[tier].name}_evicted")
+        self.leave(self.rows(dropped), tier, f"{self.tiers[tier].name}_evicted")
 
     def take_inventory(self, tier: TierNumber) -> int:
         """Learn what a tier holds already; how many blocks that are."""
@@ -157,6 +183,7 @@ class State:
 
     def adopt_inventory(self, tier: TierNumber, inventory: Inventory) -> None:
         """A tier has these blocks; those that the table does not know are new."""
+        entering = []
         for key, record in zip(inventory.keys, inventory.records, strict=True):
             row = self.row(key)
             if row is None:
@@ -164,7 +191,8 @@ class State:
                 space = record["space"].tobytes()
                 self.table.note(row, int(record["tokens"]), int(record["codec"]), space, int(record["expires"]))
             if not self.table.has(row, tier):
-                self.enter(row, tier)
+                entering.append(row)
+        self.enter(entering, tier)
 
     def inventory(self) -> list[tuple[bytes, int, int]]:
         """All blocks as (key, best tier, payload bytes), for the index."""

@@ -31,6 +31,7 @@ class BlockTable:
         expires: seconds since the epoch after which nobody may be given it; 0 for never.
         parent: row of the block before it; -1 for none or unknown; ask `parent_of`.
         life: how often the row's number was given to a block; a parent is remembered with its life.
+        soonest: no block expires before this.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class BlockTable:
         self.keys: list[bytes] = []
         self._spare: list[int] = []
         self._spaces: dict[bytes, int] = {}
+        self.soonest = np.inf
         self.offset = np.full(GROWTH, -1, np.int64)
         self.generation = np.zeros(GROWTH, np.uint32)
         self.nbytes = np.zeros(GROWTH, np.int64)
@@ -91,6 +93,16 @@ class BlockTable:
         """What a block's header says is known now."""
         self.tokens[row], self.codec[row], self.expires[row] = tokens, codec, expires
         self.space[row] = self.space_number(space)
+        if expires:
+            self.soonest = min(self.soonest, expires)
+
+    def alive(self, rows: NDArray[np.int64], now: float) -> int:
+        """How many of these blocks, from the first on, may still be given away."""
+        if now < self.soonest:
+            return len(rows)
+        ends = self.expires[rows]
+        over = (ends > 0) & (ends <= now)
+        return int(np.argmax(over)) if over.any() else len(rows)
 
     def space_number(self, space: bytes) -> int:
         """A number for a keyspace, the same every time."""
@@ -124,13 +136,11 @@ class BlockTable:
         """Whether this tier has the block."""
         return bool(int(self.tiers[row]) >> tier & 1)
 
-    def mark(self, row: int, tier: TierNumber) -> None:
-        """This tier has the block now."""
-        self.tiers[row] |= 1 << tier
-
-    def unmark(self, row: int, tier: TierNumber) -> None:
-        """This tier no longer has the block."""
-        self.tiers[row] &= ~np.uint8(1 << tier)
+    def best_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `best`."""
+        masks = self.tiers[rows].astype(np.int64)
+        lowest: NDArray[np.int64] = np.bitwise_count((masks & -masks) - 1).astype(np.int64)
+        return np.where(masks > 0, lowest, 0)
 
     def best(self, row: int) -> int:
         """The fastest tier that has the block; 0 when none has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
         if again:
             there = ask(state, tier, lambda t: t.contains(again)) or [False] * len(again)
             dropped -= {key for key, ok in zip(again, there, strict=True) if ok}
-        orphans, refused = [], []
+        orphans, refused, stored = [], [], []
         with state.lock:
             for block, ok in zip(held, answer, strict=True):
                 row = state.row(block.key)
@@ -92,10 +93,11 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
                     state.stats.faults[f"{name}_refused"] += 1
                     refused.append(block)
                 elif row is not None and state.table.life[row] == block.life:
-                    state.enter(row, tier)
+                    stored.append(row)
                     state.move("cpu", name, block.nbytes)
                 else:  # condemned meanwhile: what was copied is not to be trusted
                     orphans.append(block.key)
+            state.enter(stored, tier)
             state.heard(tier, dropped)
         remove(state, tier, orphans)
     return refused
@@ -108,8 +110,12 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[in
     """
     keys = [landing.key for landing in landings]
     slots = Slots.of([landing.offset for landing in landings], [landing.nbytes for landing in landings])
+    began = time.perf_counter()
     answer = ask(state, tier, lambda t: t.read(keys, slots))
+    took = time.perf_counter() - began
     arrived: list[int] = []
+    placed: list[int] = []
+    lost: list[int] = []
     with state.lock:
         table, name = state.table, state.tiers[tier].name
         for landing, ok in zip(landings, answer or [False] * len(keys), strict=True):
@@ -120,12 +126,17 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[in
             if row is not None and header is not None and not table.has(row, TierNumber.CPU):
                 state.place(row, landing.offset, landing.generation, header)
                 arrived.append(landing.offset)
+                placed.append(row)
                 state.move(name, "cpu", landing.nbytes)
                 continue
             state.free_slot(landing.offset)
             if row is not None and header is None and answer is not None and table.has(row, tier):
-                state.stats.faults[f"{name}_lost"] += 1
-                state.leave(row, tier, f"{name}_lost")
+                lost.append(row)
+        state.enter(placed, TierNumber.CPU)
+        if lost:
+            state.stats.faults[f"{name}_lost"] += len(lost)
+            state.leave(lost, tier, f"{name}_lost")
+        state.pace.observe(tier, int(table.nbytes[placed].sum()), took, state.clock())
         state.cpu.pool.retain(np.array(arrived, np.int64))
     return arrived
 

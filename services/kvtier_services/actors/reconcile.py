@@ -22,7 +22,6 @@ def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
     with state.lock:
         table = state.table
         lost = [row for key, row in table.rows.items() if key not in there and table.has(row, tier)]
-        for row in lost:
-            state.leave(row, tier, f"{state.tiers[tier].name}_lost")
+        state.leave(lost, tier, f"{state.tiers[tier].name}_lost")
         state.adopt_inventory(tier, has)
     return len(has), len(lost)

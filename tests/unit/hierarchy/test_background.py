@@ -117,7 +117,7 @@ class TestWatermark:
             session.move(keys([1]), NVME, 5.0)
             session.prefetch(keys([1]), CPU).result(5.0)
             host.nvme.evicted += keys([1])
-            host.state.leave(host.state.row(keys([1])[0]), NVME, "test")
+            host.state.leave(host.state.rows(keys([1])), NVME, "test")
             assert session.move(keys([1]), NVME, 5.0) == 1
             host.check()
 
@@ -525,8 +525,8 @@ def test_a_parent_is_remembered_with_its_life():
 def test_a_table_grows():
     table = BlockTable()
     rows = [table.add(b"%d" % i, i, i - 1, 1.0) for i in range(3000)]
-    table.mark(2999, NVME)
-    table.mark(2999, CPU)
+    table.tiers[2999] |= 1 << NVME
+    table.tiers[2999] |= 1 << CPU
     assert rows == list(range(3000))
     assert table.nbytes[:3000].tolist() == rows
     assert (table.offset[:3000] == -1).all()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 import pytest
 
 from kvtier.block import PAGE
@@ -137,7 +140,7 @@ def test_what_another_tier_turned_out_to_have_is_visible():
         reserved = reserve(session, [1])
         written = fill(session, reserved, [1])
         with host.state.lock:
-            host.state.enter(host.state.learn(keys([1])[0], NBYTES), TierNumber.NVME)
+            host.state.enter([host.state.learn(keys([1])[0], NBYTES)], TierNumber.NVME)
         assert session.commit(reserved.ticket, written) == [True]
         host.check()
 
@@ -176,19 +179,38 @@ def test_nothing_to_reserve_is_fine():
         assert (reserved.ticket, len(reserved.grants), reserved.reason) == (0, 0, "")
 
 
-def test_a_save_never_waits_and_never_drops_what_only_memory_has():
+def test_a_save_never_waits_for_what_only_memory_has():
     """The tier is full of blocks that NVMe could keep: refused, counted, and room for the next one."""
-    with Host(blocks=16, limits=PLENTY) as host:
+    with Host(blocks=16, limits=replace(PLENTY, high=1.0)) as host:
         session = host.session()
+        assert save(session, range(14)) == 14
+        reserved = reserve(session, [100, 101, 102])
+        assert (states(reserved), reserved.reason) == ([GRANTED, GRANTED, REFUSED], "pressure")
+        assert host.stats.refused == {"pressure": 1}
+        session.commit(reserved.ticket, [])
+        host.mover.drain()
+        assert save(session, [100, 101, 102]) == 3
+        assert host.stats.dropped == {}
+        host.check()
+
+
+def test_while_nvme_cannot_keep_up_what_would_be_written_last_leaves():
+    """Chains of four. The oldest is being written; next in line are 7 6 5 4, of which only 7 has no child here, and
+    when it is gone 6 5 4 11."""
+    with Host(blocks=16, limits=replace(PLENTY, high=0.99, low=0.75)) as host:
+        session = host.session()
+        reached = threading.Event()
+        host.nvme.hooks["write"] = reached.set
         host.nvme.gate.clear()
-        assert save(session, range(16)) == 16
-        reserved = reserve(session, [100, 101])
-        assert (states(reserved), reserved.reason) == ([REFUSED, REFUSED], "pressure")
-        assert host.stats.refused == {"pressure": 2}
+        for first in range(0, 16, 4):
+            assert save(session, range(first, first + 4)) == 4
+        assert reached.wait(10.0)
+        assert save(session, [100, 101]) == 2
+        assert host.stats.dropped == {"nvme_behind": 2}
+        assert [seed for seed in range(16) if not host.tiers_of(seed)] == [7, 11]
         host.nvme.gate.set()
         host.mover.drain()
-        assert save(session, [100, 101]) == 2
-        assert host.stats.dropped == {}
+        assert host.stats.dropped == {"nvme_behind": 2}
         host.check()
 
 

@@ -1,0 +1,90 @@
+"""What stays longer than its turn, and what goes before it: pins, expiry, dropping on request.
+
+All of it is called with the lock held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtier.block import slot_nbytes
+from kvtier.hierarchy.ledger import Pin
+from kvtier.hierarchy.state import State
+from kvtier.tiers.base import TierNumber
+
+
+def pin(state: State, keys: Sequence[bytes], seconds: float, owner: str, share: float) -> int:
+    """Keep the leading blocks of a chain that the CPU tier has there for some time; how many of them are kept.
+
+    A block that is pinned already is kept for the longer of the two times. It ends where the part of the tier that pins
+    may take is used up.
+    """
+    table, pins = state.table, state.ledger.pins
+    until = state.clock() + seconds
+    room = int(share * state.cpu.pool.capacity) - state.ledger.pinned_nbytes
+    kept = 0
+    for key in keys:
+        row = state.row(key)
+        if row is None or not table.has(row, TierNumber.CPU):
+            break
+        known, nbytes = pins.get(key), slot_nbytes(int(table.nbytes[row]))
+        if known is not None:
+            pins[key] = Pin(known.offset, nbytes, max(known.until, until), owner)
+        elif nbytes > room:
+            state.stats.refused["pin_quota"] += len(keys) - kept
+            break
+        else:
+            offset = int(table.offset[row])
+            state.cpu.pool.retain(np.array([offset], np.int64))
+            pins[key] = Pin(offset, nbytes, until, owner)
+            room -= nbytes
+        kept += 1
+    return kept
+
+
+def unpin(state: State, keys: Sequence[bytes]) -> int:
+    """Let blocks go that were pinned; how many were."""
+    gone = [pin for key in keys if (pin := state.ledger.pins.pop(key, None)) is not None]
+    state.cpu.pool.release(np.array([pin.offset for pin in gone], np.int64))
+    return len(gone)
+
+
+def end_pins(state: State) -> None:
+    """Let go what was pinned until a time that has come."""
+    now = state.clock()
+    unpin(state, [key for key, pin in state.ledger.pins.items() if pin.until <= now])
+
+
+def drop(state: State, keys: Sequence[bytes], why: str) -> list[bytes]:
+    """Take blocks out of the table, wherever they are and whoever holds them; those that were there.
+
+    Their tiers must be told to forget them; until then nobody saves them anew.
+    """
+    gone = [key for key in dict.fromkeys(keys) if state.row(key) is not None]
+    for tier in reversed(TierNumber):
+        state.leave(state.rows(gone), tier, why)
+    unpin(state, gone)
+    state.forgetting.update(gone)
+    return gone
+
+
+def of_space(state: State, space: bytes) -> list[bytes]:
+    """All blocks of one keyspace."""
+    table = state.table
+    rows = np.fromiter(table.rows.values(), np.int64, len(table))
+    keys: list[bytes] = [table.keys[row] for row in rows[table.space[rows] == table.space_number(space)].tolist()]
+    return keys
+
+
+def expired(state: State) -> list[bytes]:
+    """All blocks whose time is over."""
+    table, now = state.table, state.clock()
+    if now < table.soonest:
+        return []
+    rows = np.fromiter(table.rows.values(), np.int64, len(table))
+    ends = table.expires[rows]
+    later = ends[ends > now]
+    table.soonest = float(later.min()) if later.size else np.inf
+    return [table.keys[row] for row in rows[(ends > 0) & (ends <= now)].tolist()]
