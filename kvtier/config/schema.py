@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from kvtier.config import machine
 from kvtier.config.units import Duration, Size
 from kvtier.errors import ConfigError
 
@@ -32,9 +33,7 @@ def _default_arena_dir() -> str:
 
 
 def _default_cpu_capacity() -> Size:
-    import psutil
-
-    return Size(min(4 * GiB, psutil.virtual_memory().available // 4) >> 20 << 20)
+    return Size(max(1, min(4 * GiB, machine.memory().nbytes // 4) >> 20) << 20)
 
 
 def _default_nvme_path() -> str:

@@ -54,7 +54,7 @@ class Hierarchy:
         with self.state.lock:
             for tier in sorted(tiers):
                 self.state.take_inventory(tier)
-        self.mover.start([self._absolve, self._republish, self._end_times])
+        self.mover.start([self._grow, self._absolve, self._republish, self._end_times])
 
     def close(self) -> None:
         """Stop the background, then close tiers and index; idempotent."""
@@ -227,6 +227,10 @@ class Hierarchy:
         return report.status(self.state) | {"staging": self.mover.stager.flying, "queues": self.mover.queues()}
 
     # Inside
+
+    def _grow(self) -> None:
+        with self.state.lock:
+            self.state.cpu.grow()
 
     def _absolve(self) -> None:
         state = self.state

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import secrets
-import shutil
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.block import PAGE, slot_nbytes
+from kvtier.config.machine import mib
 from kvtier.errors import ConfigError, SessionUnavailable
+from kvtier.memory import limits
+from kvtier.memory.filling import Filling
 from kvtier.memory.lock import FileLock, own
 
-_HEAD = struct.Struct("<8sQQ")
-_MAGIC = b"KVARENA1"
+_HEAD = struct.Struct("<8sQQQ")
+"""Magic, size, epoch, and how many bytes of the file have memory."""
+_MAGIC = b"KVARENA2"
 CLIENTS = "clients"
+
+Pin = Callable[[NDArray[np.uint8]], None]
+"""Page-locks a part of the arena's memory in this process, if it can."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +36,12 @@ class Arena:
 
     Attributes:
         folder: where its files are; None for private memory.
-        memory: the bytes.
+        memory: the bytes; those beyond `ready` must not be touched.
         generations: u32 for each page; see the package's docstring.
         writers: u32 for each page; see the package's docstring.
         epoch: moves on with every new owner; a new file begins with a random one, so that no two arenas share it.
+        allocated: one word, how many bytes from the beginning have memory; only grows.
+        filling: gives memory to the rest; None in other processes than the owner's.
         lock: held for life by the owner; None in other processes.
     """
 
@@ -42,12 +50,24 @@ class Arena:
     generations: NDArray[np.uint32]
     writers: NDArray[np.uint32]
     epoch: int
+    allocated: NDArray[np.uint64]
+    filling: Filling | None = None
     lock: FileLock | None = None
 
     @property
     def capacity(self) -> int:
-        """Bytes."""
+        """Bytes, when all of it is ready."""
         return self.memory.nbytes
+
+    @property
+    def ready(self) -> int:
+        """Bytes from the beginning that slots may be granted from: the owner's are also pinned, where that is asked."""
+        return int(self.allocated[0]) if self.filling is None else self.filling.ready
+
+    @property
+    def fault(self) -> str:
+        """Why the rest does not become ready at present; empty when it does, or is."""
+        return "" if self.filling is None else self.filling.fault
 
     def renew(self, offset: int, nbytes: int) -> int:
         """Move the slot's generation on, before it is granted; returns the new one.
@@ -66,33 +86,48 @@ class Arena:
 
     def close(self) -> None:
         """Let go of the owner's lock; mappings live on, and the files stay for the next owner."""
+        if self.filling is not None:
+            self.filling.close()
         if self.lock is not None:
             self.lock.close()
 
     @classmethod
     def private(cls, capacity: int) -> Arena:
-        """Memory of this process alone."""
+        """Memory of this process alone; all of it is ready: the kernel gives a page when it is touched.
+
+        Raises:
+            ConfigError: there is no room for it.
+        """
         pages = _pages(capacity)
+        if why := limits.fits(None, pages * PAGE):
+            raise ConfigError(why)
         tables = np.zeros(2 * pages, np.uint32)
         memory = np.frombuffer(mmap.mmap(-1, pages * PAGE), np.uint8)
-        return cls(None, memory, tables[:pages], tables[pages:], 1)
+        return cls(None, memory, tables[:pages], tables[pages:], 1, np.array([pages * PAGE], np.uint64))
 
     @classmethod
-    def own(cls, folder: Path, capacity: int, *, mode: int = 0o600) -> Arena:
+    def own(cls, folder: Path, capacity: int, *, mode: int = 0o600, pin: Pin | None = None) -> Arena:
         """Create the arena in `folder`, or take over the one that a dead owner left there.
 
-        Taking over moves all generations on, so that no reader of the old epoch accepts what it copies now.
+        The first step of its memory is ready then, and the rest becomes so in the background. Taking over moves all
+        generations on, so that no reader of the old epoch accepts what it copies now.
+
+        Args:
+            folder: of its files.
+            capacity: bytes.
+            mode: of its files.
+            pin: is called with each part before it is ready.
 
         Raises:
             ConfigError: another process owns it, there is no room for it, or the folder cannot be used.
         """
         try:
-            return cls._own(folder, capacity, mode)
+            return cls._own(folder, capacity, mode, pin)
         except OSError as exc:
             raise ConfigError(f"arena_dir {folder} cannot be used: {exc}; set it to a folder of yours") from exc
 
     @classmethod
-    def _own(cls, folder: Path, capacity: int, mode: int) -> Arena:
+    def _own(cls, folder: Path, capacity: int, mode: int, pin: Pin | None) -> Arena:
         size = _pages(capacity) * PAGE
         for made in (folder, folder / CLIENTS):
             made.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,22 +135,25 @@ class Arena:
             inherits = made.stat().st_mode & stat.S_ISGID
             made.chmod(mode | (mode & 0o444) >> 2 | 0o700 | inherits)
         lock = own(folder, "arena", "arena_dir", mode=mode)
+        known = _read_head(folder)
+        fresh = known is None or known[0] != size
         try:
-            known = _read_head(folder)
-            fresh = known is None or known[0] != size
             if fresh:
                 _create(folder, size, mode)
             memory = _map(folder / "arena", size, writable=True)
             tables = _map(folder / "tables", PAGE + 2 * _table_nbytes(size), writable=True)
+            head, generations, writers = _tables(tables, size)
+            filling = _filling(folder, memory, head[3:], pin)
         except BaseException:
+            if fresh:
+                _remove(folder)
             lock.close()
             raise
-        _, _, epoch = _HEAD.unpack_from(tables.data)
-        tables[: _HEAD.size] = np.frombuffer(_HEAD.pack(_MAGIC, size, epoch + 1), np.uint8)
-        generations, writers = _tables(tables, size)
+        head[2] += np.uint64(1)
         # A fresh arena begins anywhere, so that a reader of the one before never sees a number that it knows.
         generations += np.uint32(secrets.randbits(32) if fresh else 1)
-        return cls(folder, memory, generations, writers, epoch + 1, lock)
+        filling.start()
+        return cls(folder, memory, generations, writers, int(head[2]), head[3:], filling, lock)
 
     @classmethod
     def attach(cls, folder: Path, *, writable: bool = False) -> Arena:
@@ -124,17 +162,17 @@ class Arena:
         Raises:
             SessionUnavailable: there is none.
         """
-        head = _read_head(folder)
-        if head is None:
+        known = _read_head(folder)
+        if known is None:
             raise SessionUnavailable(f"there is no arena in {folder}; is kvtier running? (`kvtier status`)")
-        size, epoch = head
+        size, epoch = known
         try:
             memory = _map(folder / "arena", size, writable=writable)
             tables = _map(folder / "tables", PAGE + 2 * _table_nbytes(size), writable=False)
         except (OSError, ValueError) as exc:
             raise SessionUnavailable(f"the arena in {folder} cannot be mapped: {exc}") from exc
-        generations, writers = _tables(tables, size)
-        return cls(folder, memory, generations, writers, epoch)
+        head, generations, writers = _tables(tables, size)
+        return cls(folder, memory, generations, writers, epoch, head[3:])
 
 
 def _pages(capacity: int) -> int:
@@ -147,17 +185,18 @@ def _table_nbytes(size: int) -> int:
     return -(-(size // PAGE * 4) // PAGE) * PAGE
 
 
-def _tables(mapped: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def _tables(mapped: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Head, generations and writers."""
     words = mapped[PAGE:].view(np.uint32)
     step, pages = _table_nbytes(size) // 4, size // PAGE
-    return words[:pages], words[step : step + pages]
+    return mapped[: _HEAD.size].view(np.uint64), words[:pages], words[step : step + pages]
 
 
 def _read_head(folder: Path) -> tuple[int, int] | None:
     """Size and epoch of the arena in a folder; None when there is no whole one."""
     try:
         with (folder / "tables").open("rb") as file:
-            magic, size, epoch = _HEAD.unpack(file.read(_HEAD.size))
+            magic, size, epoch, _ = _HEAD.unpack(file.read(_HEAD.size))
         whole = (folder / "arena").stat().st_size == size
     except (OSError, struct.error):
         return None
@@ -165,42 +204,69 @@ def _read_head(folder: Path) -> tuple[int, int] | None:
 
 
 def _create(folder: Path, size: int, mode: int) -> None:
-    """Make the files, with all their memory: a page that is missing later would be a SIGBUS in an engine."""
+    """Make the files; the arena's own has no memory yet."""
+    _remove(folder)
+    tables = PAGE + 2 * _table_nbytes(size)
+    if why := limits.fits(folder, size):
+        raise ConfigError(why)
+    for name, nbytes in (("arena", size), ("tables", tables)):
+        fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(fd, mode)
+            os.ftruncate(fd, nbytes)
+            if name == "tables":
+                os.posix_fallocate(fd, 0, nbytes)
+                os.pwrite(fd, _HEAD.pack(_MAGIC, size, int.from_bytes(os.urandom(6), "little"), 0), 0)
+        finally:
+            os.close(fd)
+
+
+def _remove(folder: Path) -> None:
     for name in ("tables", "arena"):
         (folder / name).unlink(missing_ok=True)
-    free = shutil.disk_usage(folder).free
-    need = size + PAGE + 2 * _table_nbytes(size)
-    if need > free:
-        raise ConfigError(_too_small(folder, size, free))
+
+
+def _filling(folder: Path, memory: NDArray[np.uint8], allocated: NDArray[np.uint64], pin: Pin | None) -> Filling:
+    """Gives the arena's file its memory, the first step at once: a missing page would be a SIGBUS in an engine.
+
+    Raises:
+        ConfigError: there is no memory for the first step.
+    """
+    file = (folder / "arena").stat()
+
+    def prepare(start: int, end: int) -> str:
+        if end > allocated[0]:
+            if why := _allocate(folder, file, start, end - start):
+                return f"{mib(start)} of {mib(memory.nbytes)} of the arena are ready, and {why}"
+            allocated[0] = end
+        if pin is not None:
+            pin(memory[start:end])
+        return ""
+
+    filling = Filling(memory.nbytes, prepare, ready=0 if pin else int(allocated[0]))
+    if not filling.ready and not filling.step():
+        raise ConfigError(filling.fault)
+    return filling
+
+
+def _allocate(folder: Path, file: os.stat_result, offset: int, nbytes: int) -> str:
+    """Give a part of the file its memory; why there is none, or empty."""
     try:
-        _allocate(folder / "arena", size, mode)
-        _allocate(
-            folder / "tables", need - size, mode, _HEAD.pack(_MAGIC, size, int.from_bytes(os.urandom(6), "little"))
-        )
+        room = limits.room(folder)
+        if room.nbytes < nbytes:
+            return f"{room.found}: {room.fix}, or set cpu.capacity lower"
+        fd = os.open(folder / "arena", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if not os.path.samestat(os.fstat(fd), file):
+                return f"{folder / 'arena'} was replaced"
+            # The first sets pages of a tmpfs aside, the second clears them, so that no save has to.
+            for _ in range(2):
+                os.posix_fallocate(fd, offset, nbytes)
+        finally:
+            os.close(fd)
     except OSError as exc:
-        for name in ("tables", "arena"):
-            (folder / name).unlink(missing_ok=True)
-        if exc.errno == errno.ENOSPC:
-            raise ConfigError(_too_small(folder, size, free)) from exc
-        raise
-
-
-def _allocate(path: Path, nbytes: int, mode: int, head: bytes = b"") -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
-    try:
-        os.fchmod(fd, mode)
-        os.posix_fallocate(fd, 0, nbytes)
-        os.pwrite(fd, head, 0)
-    finally:
-        os.close(fd)
-
-
-def _too_small(folder: Path, size: int, free: int) -> str:
-    return (
-        f"{folder} has {free >> 20:,} MiB free, the arena needs {size >> 20:,} MiB: set cpu.capacity to at most "
-        f"{free // 10 * 9 >> 20}MiB, enlarge the file system (in a container: the size of /dev/shm), or set arena_dir "
-        "to a folder with more room"
-    )
+        return f"{folder} gives no more memory: {exc.strerror}"
+    return ""
 
 
 def _map(path: Path, size: int, *, writable: bool) -> NDArray[np.uint8]:

@@ -38,19 +38,33 @@ class SlotPool:
 
     A slot is granted with one reference and is free again when its last reference is released. A segment whose slots
     are all free goes back to the common stock, for any class.
+
+    Args:
+        capacity: bytes that may be granted, until `grow` says more.
+        unit: bytes; segments are cut in whole ones.
+        total: bytes that it may grow to; `capacity` unless it is given.
     """
 
-    def __init__(self, capacity: int, *, unit: int | None = None) -> None:
-        self.unit = unit or max(PAGE, min(1 << 20, capacity // 1024 // PAGE * PAGE))
-        if self.unit % PAGE or capacity < self.unit:
+    def __init__(self, capacity: int, *, unit: int | None = None, total: int | None = None) -> None:
+        total = capacity if total is None else total
+        self.unit = unit or max(PAGE, min(1 << 20, total // 1024 // PAGE * PAGE))
+        if self.unit % PAGE or not self.unit <= capacity <= total:
             raise ConfigError(f"a pool of {capacity} bytes cannot be cut into units of {self.unit}; use at least 4 KiB")
+        self.total = total // self.unit * self.unit
         self.capacity = capacity // self.unit * self.unit
         self.used = 0
         self.blocks = 0
-        self._refs = np.zeros(self.capacity // PAGE, np.int32)
+        self._refs = np.zeros(self.total // PAGE, np.int32)
         self._segments: dict[int, Segment] = {}
         self._open: dict[int, dict[int, Segment]] = {}
-        self._of_unit = np.full(self.capacity // self.unit, -1, np.int64)
+        self._of_unit = np.full(self.total // self.unit, -1, np.int64)
+
+    def grow(self, capacity: int) -> None:
+        """From now on this many bytes may be granted, in whole units."""
+        grown = capacity // self.unit * self.unit
+        if not self.capacity <= grown <= self.total:
+            raise UsageError(f"a pool of {self.capacity} of {self.total} bytes cannot grow to {grown}")
+        self.capacity = grown
 
     def allocate(self, nbytes: int) -> int | None:
         """Grant a slot for a payload of `nbytes`; None when its class has no room."""
@@ -77,8 +91,8 @@ class SlotPool:
         """
         first, end = offset // self.unit, -(-(offset + nbytes) // self.unit)
         units, base = end - first, first * self.unit
-        if (self._of_unit[first:end] >= 0).any():
-            raise UsageError(f"bytes {offset} to {offset + nbytes} are already in use")
+        if end * self.unit > self.capacity or (self._of_unit[first:end] >= 0).any():
+            raise UsageError(f"bytes {offset} to {offset + nbytes} are already in use, or beyond the capacity")
         self._occupy(Segment(first, units, units * self.unit, live={base}))
         self._refs[base // PAGE] = references
         self.used += units * self.unit
@@ -169,7 +183,8 @@ class SlotPool:
 
     def _runs(self) -> list[tuple[int, int]]:
         """Runs of free units as (first, length)."""
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], self._of_unit, [0])) >= 0))
+        units = self._of_unit[: self.capacity // self.unit]
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], units, [0])) >= 0))
         return [(int(a), int(b - a)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
     def _segment_units(self, size: int) -> int:

@@ -26,9 +26,16 @@ class CpuTier:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.pool = SlotPool(arena.capacity)
+        self.pool = SlotPool(arena.ready, total=arena.capacity)
         self.quarantined: dict[int, list[int]] = {}
-        self._adopt()
+        self._adopt(0)
+
+    def grow(self) -> None:
+        """Grant from all that the arena has ready by now."""
+        before = self.pool.capacity
+        self.pool.grow(self.arena.ready)
+        if self.pool.capacity > before:
+            self._adopt(before)
 
     def grant(self, nbytes: int, writer: int = 0) -> tuple[int, int] | None:
         """A slot under a new generation, as (offset, generation); None when there is no room.
@@ -77,9 +84,14 @@ class CpuTier:
     def _mark(self, offset: int, nbytes: int, writer: int) -> None:
         self.arena.writers[offset // PAGE : (offset + slot_nbytes(nbytes)) // PAGE] = writer
 
-    def _adopt(self) -> None:
-        """Quarantine what sessions of a former owner may be writing into, unit by unit of the pool."""
-        for units in _runs(np.unique(np.flatnonzero(self.arena.writers) * PAGE // self.pool.unit)):
+    def _adopt(self, first: int) -> None:
+        """Quarantine what sessions of a former owner may be writing into, from byte `first` of the pool on.
+
+        Nothing there was granted in this life, so all marks are of a former one. They are claimed unit by unit.
+        """
+        pages = slice(first // PAGE, self.pool.capacity // PAGE)
+        marked = np.flatnonzero(self.arena.writers[pages]) + pages.start
+        for units in _runs(np.unique(marked * PAGE // self.pool.unit)):
             start, nbytes = int(units[0]) * self.pool.unit, len(units) * self.pool.unit
             marks = np.unique(self.arena.writers[start // PAGE : (start + nbytes) // PAGE])
             writers = marks[marks > 0].tolist()

@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from kvtier.config import Config, Size
 from kvtier.errors import ConfigError
 from kvtier.index.connect import RedisAddress
+from kvtier.memory import limits
 from kvtier.memory.pinning import cuda_present
 from kvtier_services import redis_server
 from kvtier_services.cluster import look
@@ -56,7 +57,7 @@ def checks(config: Config) -> Iterator[Check]:
     yield _versions()
     yield _run_dir(settings)
     yield _arena(settings, runs=runs)
-    yield from _locked_memory()
+    yield from _locked_memory(config.cpu.capacity)
     yield _open_files()
     yield from _nvme(settings)
     yield _gpu(settings)
@@ -87,24 +88,21 @@ def _run_dir(settings: Settings) -> Check:
 
 def _arena(settings: Settings, *, runs: bool) -> Check:
     folder, need = settings.arena_dir, settings.config.cpu.capacity
-    free = shutil.disk_usage(_existing(folder)).free
+    limit = limits.room(_existing(folder))
     if runs or (folder / "arena").exists():
-        return Check("ok", "arena_dir", f"{folder} has an arena; {_written(free)} more are free")
-    if need > free:
-        fix = (
-            f"set cpu.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, enlarge the file system (in a "
-            "container: the size of /dev/shm), or set arena_dir"
-        )
-        return Check("fail", "arena_dir", f"{folder} has {_written(free)} free, the arena needs {need}", fix)
-    return Check("ok", "arena_dir", f"{folder} has {_written(free)} free, the arena needs {need}")
+        return Check("ok", "arena_dir", f"{folder} has an arena; {limit.found}")
+    found = f"{limit.found}, the arena needs {need}"
+    if limits.fits(_existing(folder), need):
+        return Check("fail", "arena_dir", found, limits.advice(limit))
+    return Check("ok", "arena_dir", found)
 
 
-def _locked_memory() -> Iterator[Check]:
+def _locked_memory(need: int) -> Iterator[Check]:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     found = "unlimited" if soft == resource.RLIM_INFINITY else _written(soft)
     if not cuda_present():
         yield Check("ok", "memlock", f"{found}; without CUDA nothing is page-locked")
-    elif soft == resource.RLIM_INFINITY:
+    elif soft == resource.RLIM_INFINITY or soft >= need:
         yield Check("ok", "memlock", found)
     else:
         yield Check("warn", "memlock", found, "raise it (ulimit -l unlimited), else copies to the GPU are slower")

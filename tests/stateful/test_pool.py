@@ -18,9 +18,14 @@ SIZES = st.sampled_from([1, 3000, PAGE, 5000, 3 * PAGE, 30_000, 65_536 + 192, 20
 class PoolMachine(RuleBasedStateMachine):
     """`granted`: size and references by offset."""
 
-    @initialize(capacity=st.sampled_from([PAGE, 300_000, 1 << 20]), unit=st.sampled_from([None, PAGE, 16 * PAGE]))
-    def make(self, capacity, unit):
-        self.pool = SlotPool(capacity, unit=unit if unit and unit <= capacity else None)
+    @initialize(
+        capacity=st.sampled_from([PAGE, 300_000, 1 << 20]),
+        unit=st.sampled_from([None, PAGE, 16 * PAGE]),
+        more=st.sampled_from([0, 1, 100_000, 1 << 20]),
+    )
+    def make(self, capacity, unit, more):
+        self.pool = SlotPool(capacity, unit=unit if unit and unit <= capacity else None, total=capacity + more)
+        self.total = capacity + more
         assert self.pool.capacity <= capacity
         self.granted: dict[int, tuple[int, int]] = {}
 
@@ -35,6 +40,14 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.size_class(offset) == slot_nbytes(nbytes)
             assert self.pool.room(nbytes) == promised - 1
 
+    @rule(part=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    def grow(self, part):
+        """Nothing that was granted moves, and what there is more is free."""
+        before, free = self.pool.capacity, self.pool.free_nbytes
+        self.pool.grow(int(before + part * (self.total - before)))
+        assert before <= self.pool.capacity <= self.total
+        assert self.pool.free_nbytes - free == self.pool.capacity - before
+
     @rule(nbytes=SIZES)
     def fill(self, nbytes):
         """`room` is honest: exactly so many more are granted."""
@@ -48,15 +61,13 @@ class PoolMachine(RuleBasedStateMachine):
     def claim(self, at, nbytes, references):
         """Only what overlaps nothing that is granted can be claimed."""
         offset = at // PAGE * PAGE
-        if offset + nbytes > self.pool.capacity:
-            return
         try:
             base = self.pool.claim(offset, nbytes, references)
         except UsageError:
             return
         size = self.pool.size_class(base)
         assert base <= offset
-        assert offset + nbytes <= base + size
+        assert offset + nbytes <= base + size <= self.pool.capacity
         self.granted[base] = (size, references)
 
     @precondition(lambda self: self.granted)
@@ -105,6 +116,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         for offset, (_, references) in self.granted.items():
             self.pool.release(np.full(references, offset, np.int64))
+        self.pool.grow(self.total)
         assert self.pool.used == self.pool.blocks == 0
         assert self.pool.room(PAGE) * PAGE == self.pool.capacity
 

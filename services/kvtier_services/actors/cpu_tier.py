@@ -16,7 +16,7 @@ from kvtier.errors import KVTierError, TierUnavailable
 from kvtier.hierarchy.cache import Hierarchy, Limits
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
-from kvtier.memory.pinning import pin
+from kvtier.memory.pinning import Pinner
 from kvtier.tiers.base import TierNumber
 from kvtier_services.actors.fence import arena_mark, fence, lock_path
 from kvtier_services.actors.flush import flush
@@ -65,6 +65,10 @@ class Exporter(Protocol):
 
 def _counts(tally: Any) -> dict[str, dict[str, int]]:
     return {field.name: dict(getattr(tally, field.name)) for field in fields(tally)}
+
+
+def _arena(arena: Arena) -> dict[str, Any]:
+    return {"ready": arena.ready, "capacity": arena.capacity, "fault": arena.fault}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class CpuTierActor:
         self._door: Door | None = None
         self._exporter: Exporter | None = None
         self._hands: dict[TierNumber, RemoteTier] = {}
-        self._pinning = ""
+        self._pin = Pinner(partial(log.warning, "arena not page-locked: %s"))
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def ping(self) -> dict[str, Any]:
@@ -141,7 +145,8 @@ class CpuTierActor:
             "fault": self._fault,
             "socket": str(self._settings.socket),
             "arena_dir": str(self._settings.arena_dir),
-            "pinning": self._pinning,
+            "pinning": self._pin.fault,
+            "arena": _arena(hierarchy.arena) if hierarchy else None,
             "metrics": {"url": exporter.url, "fault": exporter.fault} if exporter else None,
             "door": _counts(self._door.tally) if self._door else None,
             "hands": [
@@ -206,10 +211,9 @@ class CpuTierActor:
     def _build(self) -> Hierarchy:
         settings, parts, cpu = self._settings, self._parts, self._settings.config.cpu
         make_folder(settings.arena_dir, "arena_dir", settings.config.group)
-        arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode)
+        arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode, pin=self._pin)
         try:
             share_arena(settings.arena_dir, settings.config.group)
-            self._pinning = pin(arena.memory)
             self._hands = {tier: self._remote(hand) for tier, hand in parts.hands.items()}
             for hand in self._hands.values():
                 hand.connect(FIRST_HELLO)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
+
 from kvtier.memory.arena import Arena
-from kvtier.memory.pinning import pin
+from kvtier.memory.filling import Filling
+from kvtier.memory.pinning import Pinner, pin_as_it_grows
 from kvtier.tiers.gpu import GpuTier
 from kvtier_services.actors.service import TierService
 from kvtier_services.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 class GpuWorkerActor(TierService):
@@ -17,9 +23,13 @@ class GpuWorkerActor(TierService):
 
         capacity = int(settings.config.gpu.capacity)
 
+        pinning: list[Filling] = []
+
         def open_tier(arena: Arena) -> GpuTier:
+            while pinning:  # of an arena that is no more
+                pinning.pop().close()
             if device != "cpu":
-                pin(arena.memory)
+                pinning.append(pin_as_it_grows(arena, Pinner(partial(log.warning, "arena not page-locked: %s"))))
             return GpuTier(capacity, arena, device)
 
         super().__init__(GpuTier.name, settings.arena_dir, open_tier)

@@ -67,6 +67,9 @@ def _host(host: Snapshot) -> Iterable[RenderableType]:
     for fault in (host.get("fault"), host.get("pinning"), (host.get("metrics") or {}).get("fault")):
         if fault:
             yield Text(fault, style="red")
+    arena = host.get("arena")
+    if arena and arena["ready"] < arena["capacity"]:
+        yield Text(f"cpu {size(arena['ready'])} of {size(arena['capacity'])} ready {arena['fault']}", style="yellow")
     hierarchy = host.get("hierarchy")
     if not hierarchy:
         return

@@ -14,6 +14,7 @@ import pytest
 from kvtier.block import PAGE
 from kvtier.errors import ConfigError, SessionUnavailable
 from kvtier.memory.arena import Arena
+from kvtier.memory.filling import Filling
 from kvtier.memory.lock import FileLock, is_free
 from kvtier.tiers.cpu import CpuTier
 
@@ -74,10 +75,120 @@ def test_a_folder_whose_files_belong_to_its_group_stays_so(folder):
     assert folder.joinpath("clients").stat().st_mode & stat.S_ISGID
 
 
-def test_its_memory_is_there_from_the_beginning(folder):
-    """A page that is missing later would be a SIGBUS in an engine."""
-    Arena.own(folder, SIZE)
-    assert (folder / "arena").stat().st_blocks * 512 >= SIZE
+def memory_of(folder):
+    return (folder / "arena").stat().st_blocks * 512
+
+
+class TestSteps:
+    """Memory comes in steps, and each is there before a slot of it is granted: a missing page would be a SIGBUS."""
+
+    STEP = SIZE // 4
+
+    @pytest.fixture(autouse=True)
+    def by_hand(self, monkeypatch):
+        monkeypatch.setattr("kvtier.memory.filling.STEP", self.STEP)
+        monkeypatch.setattr(Filling, "start", lambda _: None)
+
+    def test_the_first_is_ready_at_once_and_the_rest_step_by_step(self, folder):
+        arena = Arena.own(folder, SIZE)
+        reader = Arena.attach(folder)
+        for ready in range(self.STEP, SIZE + 1, self.STEP):
+            assert arena.ready == reader.ready == ready
+            assert ready <= memory_of(folder) <= ready + 64 * PAGE
+            assert arena.filling.step() == (ready < SIZE)
+        assert (folder / "arena").stat().st_size == reader.capacity == SIZE
+
+    def test_a_new_owner_goes_on_where_the_dead_one_was(self, folder):
+        first = Arena.own(folder, SIZE)
+        first.filling.step()
+        first.memory[self.STEP : self.STEP + 4] = 7
+        first.close()
+        second = Arena.own(folder, SIZE)
+        assert second.ready == 2 * self.STEP
+        assert second.memory[self.STEP : self.STEP + 4].tolist() == [7] * 4
+        while second.filling.step():
+            pass
+        assert second.ready == SIZE
+
+    def test_each_is_pinned_before_it_is_ready_by_every_owner(self, folder):
+        pinned: list[tuple[int, int]] = []
+        for _ in range(2):
+            arena = Arena.own(folder, SIZE, pin=lambda part: pinned.append((part.nbytes, memory_of(folder))))
+            while arena.filling.step():
+                assert len(pinned) * self.STEP == arena.ready
+            assert [nbytes for nbytes, _ in pinned] == [self.STEP] * 4
+            assert all(there >= (i + 1) * self.STEP for i, (_, there) in enumerate(pinned))
+            pinned.clear()
+            arena.close()
+
+    def test_a_file_system_that_is_full_leaves_what_there_is_until_there_is_room(self, folder, monkeypatch):
+        arena = Arena.own(folder, SIZE)
+        roomy = shutil.disk_usage
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=self.STEP - 1))
+        assert not arena.filling.step()
+        assert (arena.ready, arena.fault.partition(",")[0]) == (self.STEP, "0 MiB of 1 MiB of the arena are ready")
+        assert "0 MiB free: enlarge the file system" in arena.fault
+        monkeypatch.setattr(shutil, "disk_usage", roomy)
+        assert arena.filling.step()
+        assert (arena.ready, arena.fault) == (2 * self.STEP, "")
+
+    def test_what_somebody_else_took_meanwhile_is_no_crash(self, folder, monkeypatch):
+        arena = Arena.own(folder, SIZE)
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        assert not arena.filling.step()
+        assert "No space left on device" in arena.fault
+        assert arena.ready == Arena.attach(folder).ready == self.STEP
+
+    def test_files_that_were_removed_get_no_memory_of_the_arena_that_came_after(self, folder):
+        first = Arena.own(folder, SIZE)
+        shutil.rmtree(folder)
+        assert not first.filling.step()
+        second = Arena.own(folder, SIZE)
+        before = memory_of(folder)
+        assert not first.filling.step()
+        assert "was replaced" in first.fault
+        assert memory_of(folder) == before
+        assert second.filling.step()
+
+    def test_nothing_beyond_is_granted_and_slots_of_a_former_life_are_known_when_it_comes(self, folder):
+        first = Arena.own(folder, SIZE)
+        while first.filling.step():
+            pass
+        old = CpuTier(first)
+        # One writer's slots on both sides of the end of the first step, another's far beyond it.
+        granted = [old.grant(20_000, 11)[0] for _ in range(SIZE // 20_480 - 4)]
+        for offset in granted:
+            if not self.STEP - 25_000 <= offset <= self.STEP + 25_000:
+                old.written(offset, 20_000)
+        far = next(offset for offset in granted if offset > 3 * self.STEP)
+        old._mark(far, 20_000, 12)
+        marked = np.flatnonzero(first.writers)
+        first.close()
+
+        new = CpuTier(Arena.own(folder, SIZE, pin=lambda _: None))
+        assert (new.pool.capacity, new.pool.total) == (self.STEP, SIZE)
+        assert set(new.quarantined) == {11}
+        pages = set()
+
+        def take_all():
+            while slot := new.grant(PAGE):
+                pages.add(slot[0] // PAGE)
+
+        take_all()
+        assert max(pages) < self.STEP // PAGE
+        while new.arena.filling.step():
+            new.grow()
+            take_all()
+        assert set(new.quarantined) == {11, 12}
+        assert not pages & set(marked.tolist())
+        new.absolve(11)
+        new.absolve(12)
+        take_all()
+        assert pages == set(range(SIZE // PAGE))
 
 
 def test_another_owner_is_refused_while_the_first_lives(folder):
@@ -149,7 +260,7 @@ def test_a_file_system_that_fills_up_meanwhile_keeps_nothing(folder, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ConfigError, match="enlarge the file system"):
+    with pytest.raises(ConfigError, match="No space left"):
         Arena.own(folder, SIZE)
     assert not (folder / "arena").exists()
     assert is_free(folder / "lock")

@@ -46,6 +46,23 @@ def test_a_range_in_use_cannot_be_claimed():
         pool.claim(0, PAGE, 1)
 
 
+def test_it_grows_to_its_total_and_never_shrinks():
+    pool = SlotPool(1 << 20, total=(64 << 20) + PAGE)
+    assert (pool.unit, pool.capacity, pool.total) == (1 << 16, 1 << 20, 64 << 20)
+    offsets = [pool.allocate(PAGE) for _ in range(pool.room(PAGE))]
+    assert len(offsets) == (1 << 20) // PAGE
+    for capacity in ((1 << 20) - 1, (64 << 20) + pool.unit):
+        with pytest.raises(UsageError, match="cannot grow"):
+            pool.grow(capacity)
+    pool.grow((2 << 20) + pool.unit - 1)
+    assert pool.free_nbytes == 1 << 20
+    assert pool.allocate(1 << 20) == 1 << 20
+    with pytest.raises(UsageError, match="beyond the capacity"):
+        pool.claim(2 << 20, PAGE, 1)
+    pool.grow((64 << 20) + PAGE)
+    assert pool.claim(2 << 20, PAGE, 1) == 2 << 20
+
+
 def test_too_little_memory_is_an_error():
     with pytest.raises(ConfigError):
         SlotPool(PAGE - 1)

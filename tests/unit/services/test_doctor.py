@@ -90,8 +90,9 @@ def test_a_gpu_that_is_not_there(found, monkeypatch):
 def test_locked_memory_with_cuda(found, monkeypatch):
     monkeypatch.setattr(doctor, "cuda_present", lambda: True)
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
-    check = found(gpu=GpuConfig(device="off"))["memlock"]
-    assert (check.level, check.found) == ("warn", "8MiB")
+    for capacity, level in ((8 << 20, "ok"), (9 << 20, "warn")):
+        check = found(gpu=GpuConfig(device="off"), cpu=CpuConfig(capacity=Size(capacity)))["memlock"]
+        assert (check.level, check.found) == (level, "8MiB")
 
 
 def test_an_nvme_path_where_nothing_can_be_written_is_said_and_not_raised(found, tmp_path):
