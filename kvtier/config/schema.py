@@ -49,12 +49,21 @@ class CpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = field(default_factory=_default_cpu_capacity)
     high: Annotated[Part, Meta(description="Part in use above which old blocks move down to NVMe.")] = 0.9
     low: Annotated[Part, Meta(description="Part in use at which moving down stops.")] = 0.8
+    policy: Annotated[
+        str,
+        Meta(
+            description='Which blocks leave memory first: "lru", used longest ago; "s3fifo", not used since they came; '
+            '"cost", cheap to compute again.'
+        ),
+    ] = "lru"
 
     def __post_init__(self) -> None:
         if self.capacity < 1 << 20:
             raise ConfigError(f"cpu.capacity is {self.capacity}; set at least 1MiB")
         if not self.low <= self.high:
             raise ConfigError(f"cpu.low is {self.low}; set it to at most cpu.high ({self.high})")
+        if self.policy not in ("lru", "s3fifo", "cost"):
+            raise ConfigError(f'cpu.policy is {self.policy!r}; set it to "lru", "s3fifo" or "cost"')
 
 
 class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,10 +87,20 @@ class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "reads and writes fastest on NVMe."
         ),
     ] = "off"
+    admission: Annotated[
+        str,
+        Meta(
+            description='Which blocks are written when it is full: "all"; "second", those seen for the second time; '
+            '"auto", whichever of these would have had more of what was asked for.'
+        ),
+    ] = "auto"
+    endurance: Annotated[Size, Meta(description="Bytes that it may write a day; 0 for no limit.")] = Size(0)
 
     def __post_init__(self) -> None:
         if self.lossless not in ("off", "auto", "lz4", "zstd"):
             raise ConfigError(f'nvme.lossless is {self.lossless!r}; set it to "off", "auto", "lz4" or "zstd"')
+        if self.admission not in ("auto", "all", "second"):
+            raise ConfigError(f'nvme.admission is {self.admission!r}; set it to "auto", "all" or "second"')
 
 
 class GpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
