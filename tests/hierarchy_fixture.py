@@ -90,6 +90,7 @@ class Host:
         stored: Sequence[int] = (),
         writer_gone: Callable[[int], bool] = lambda _: True,
     ) -> None:
+        self.now = 1000.0
         self.arena = Arena.private(blocks * SLOT_NBYTES)
         self.nvme = None if nvme is None else TestTier(self.arena, nvme)
         self.gpu = None if gpu is None else TestTier(self.arena, gpu, "gpu")
@@ -103,7 +104,7 @@ class Host:
             {number: tier for number, tier in tiers.items() if tier is not None},
             self.index,
             limits=limits,
-            clock=lambda: 1000.0,
+            clock=lambda: self.now,
             writer_gone=writer_gone,
         )
         self.state = self.hierarchy.state

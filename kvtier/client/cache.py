@@ -9,7 +9,7 @@ from typing import Any
 
 from kvtier.client.headers import Headers
 from kvtier.client.save import Saver
-from kvtier.client.scope import Scope
+from kvtier.client.scope import Scope, is_lifetime
 from kvtier.client.session import Session
 from kvtier.client.space import Space
 from kvtier.codecs.plan import canonical_plan
@@ -40,7 +40,7 @@ class Cache:
         self._threads = threads
         self._closing = closing
         self._saver = Saver()
-        self._spaces: dict[tuple[bytes, int], Space] = {}
+        self._spaces: dict[tuple[bytes, int, float | None], Space] = {}
 
     def __enter__(self) -> Cache:
         return self
@@ -58,6 +58,7 @@ class Cache:
         revision: str,
         plan: str = "raw",
         rank: int = 0,
+        ttl: float | None = None,
         overrides: Mapping[str, str] | None = None,
         **parts: Any,
     ) -> Space:
@@ -69,6 +70,7 @@ class Cache:
             revision: weights revision; other weights must have another one.
             plan: precision plan, by name ("raw", "int8", "int4", ...) or text: see `kvtier.codecs.plan`.
             rank: this engine's tensor-parallel rank.
+            ttl: seconds after which blocks that are saved here expire, in every tier; None for never.
             overrides: whatever else changes the KV: RoPE scaling, config overrides.
             **parts: the other fields of `Keyspace`: `tenant`, `layout`, `kv_scales`, `tp_size`, `adapter`,
                 `adapter_digest`, `recipe`.
@@ -88,8 +90,10 @@ class Cache:
                 f"a block of {spec.block_tokens} tokens has {headers.payload_nbytes(0):,} bytes; the limit is 4 GiB: "
                 "make block_tokens smaller"
             )
-        scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads)
-        return self._spaces.setdefault((keyspace.root, rank), Space(scope, rank=rank, saver=self._saver))
+        if ttl is not None and not is_lifetime(ttl):
+            raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, or None for blocks that do not expire")
+        scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads, ttl or 0.0)
+        return self._spaces.setdefault((keyspace.root, rank, ttl), Space(scope, rank=rank, saver=self._saver))
 
     def inspect(self, token_ids: Any) -> list[dict[str, Any]]:
         """What the host knows of a sequence's blocks, in every keyspace opened through this cache.
@@ -99,7 +103,7 @@ class Cache:
         """
         return [
             {"model": space.keyspace.model, "plan": space.keyspace.plan, "position": position, **block}
-            for space in list(self._spaces.values())
+            for space in {(root, rank): space for (root, rank, _), space in list(self._spaces.items())}.values()
             for position, block in enumerate(space.inspect(token_ids))
             if block is not None
         ]

@@ -82,7 +82,7 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
             lossless=METHODS[settings.nvme.lossless],
         )
     store = LocalStore()
-    limits = Limits.of(arena.capacity, high=settings.cpu.high, low=settings.cpu.low)
+    limits = Limits.of(arena.capacity, high=settings.cpu.high, low=settings.cpu.low, pinned=settings.cpu.pinned)
     hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("local")), limits=limits)
     closing: list[Callable[[], None]] = [hierarchy.close]
     return Cache(LocalSession(hierarchy), threads=threads, closing=closing)

@@ -27,6 +27,8 @@ from kvtier.rpc.kvtier_pb2_grpc import DoorStub
 from kvtier.tiers.base import TierNumber
 
 PREFETCH_TIMEOUT = 60.0
+PIN_PATIENCE = 10.0
+"""Seconds that blocks which are pinned may take to come up from other tiers."""
 
 
 class DoorSession:
@@ -78,11 +80,13 @@ class DoorSession:
     def generations(self) -> NDArray[np.uint32]:
         return self._line.mapping.generations
 
-    def match(self, keys: Sequence[bytes], wait: float) -> Matched:
-        packed = pack_keys(keys)
+    def match(
+        self, keys: Sequence[bytes], wait: float, *, prefill: float = 0.0, stream: bool = False, after: int = 0
+    ) -> Matched:
         at, until = self._attached(wait)
         call = next(self._calls)
-        request = pb.MatchRequest(session=at.session, after=at.sent, call=call, keys=packed, wait=wait)
+        request = pb.MatchRequest(session=at.session, call=call, keys=pack_keys(keys), wait=wait, prefill=prefill)
+        request.after, request.stream, request.given = at.sent, stream, after
         try:
             reply = self._line.ask(self._line.stub.Match, request, until, at)
         except BaseException:
@@ -177,6 +181,26 @@ class DoorSession:
 
         self._line.stub.Prefetch.future(request, timeout=PREFETCH_TIMEOUT).add_done_callback(settle)
         return answer
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int:
+        at, until = self._attached(PIN_PATIENCE)
+        request = pb.PinRequest(session=at.session, after=at.sent, keys=pack_keys(keys), seconds=seconds)
+        return self._line.ask(self._line.stub.Pin, request, until, at).blocks
+
+    def unpin(self, keys: Sequence[bytes]) -> int:
+        at, until = self._attached()
+        request = pb.PinRequest(session=at.session, after=at.sent, keys=pack_keys(keys))
+        return self._line.ask(self._line.stub.Pin, request, until, at).blocks
+
+    def evict(self, keys: Sequence[bytes]) -> int:
+        at, until = self._attached()
+        request = pb.DropRequest(session=at.session, after=at.sent, keys=pack_keys(keys))
+        return self._line.ask(self._line.stub.Drop, request, until, at).blocks
+
+    def clear(self, space: bytes) -> int:
+        at, until = self._attached()
+        request = pb.DropRequest(session=at.session, after=at.sent, space=space)
+        return self._line.ask(self._line.stub.Drop, request, until, at).blocks
 
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
         packed = pack_keys(keys)

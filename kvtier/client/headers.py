@@ -51,18 +51,19 @@ class Headers:
             expires,
         ).pack()
 
-    def matching(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], addresses: Sequence[bytes]) -> int:
-        """How many of the first slots hold the block of that address, from the first block of a chain on.
+    def matching(
+        self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], addresses: Sequence[bytes], first: int = 0
+    ) -> int:
+        """How many of the first slots hold the block of that address, from block `first` of a chain on.
 
         Everything but the checksums and when they expire is compared: all of it is known before.
         """
         count = len(offsets)
         words = memory.view(np.uint64)[(offsets // 8)[:, None] + np.arange(self.nbytes // 8)]
         expected = np.tile(self._fixed, (count, 1))
-        positions = np.arange(count, dtype=np.uint64)
+        positions = np.arange(first, first + count, dtype=np.uint64)
         expected[:, _POSITION] |= positions << np.uint64(32)
-        if count > 1:
-            expected[1:, _BODY] = self.body_nbytes(1)
+        expected[positions > 0, _BODY] = self.body_nbytes(1)
         packed = np.frombuffer(b"".join(addresses[:count]), np.uint8).reshape(count, -1)
         expected[:, _KEY] = np.ascontiguousarray(packed[:, :KEY_NBYTES]).view(np.uint64)
         for unknown in (_CHECKSUM, _EXPIRES):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 from kvtier.errors import DeadlineExceeded
 from kvtier.hierarchy.answers import Matched, Reserved
 from kvtier.hierarchy.cache import Hierarchy
+from kvtier.hierarchy.loading import Wish
 from kvtier.tiers.base import TierNumber
 
 _numbers = itertools.count(1)
@@ -26,7 +30,7 @@ class LocalSession:
         self._hierarchy = hierarchy
         self._number = next(_numbers)
         self.epoch = hierarchy.arena.epoch
-        hierarchy.attach(self._number)
+        hierarchy.attach(self._number, f"{Path(sys.argv[0]).name} pid {os.getpid()}")
         self._readable = hierarchy.arena.memory.view()
         self._readable.flags.writeable = False
         self._generations = hierarchy.arena.generations.view()
@@ -44,9 +48,12 @@ class LocalSession:
         """See `Session`."""
         return self._generations
 
-    def match(self, keys: Sequence[bytes], wait: float) -> Matched:
+    def match(
+        self, keys: Sequence[bytes], wait: float, *, prefill: float = 0.0, stream: bool = False, after: int = 0
+    ) -> Matched:
         """See `Session`."""
-        return self._hierarchy.match(self._number, keys, wait)
+        first = not stream or wait == 0
+        return self._hierarchy.match(Wish(self._number, keys, prefill, stream, after, first), wait)
 
     def release(self, lease: int, seconds: float = 0.0) -> None:
         """See `Session`."""
@@ -78,6 +85,22 @@ class LocalSession:
     def prefetch(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """See `Session`."""
         return self._hierarchy.prefetch(keys, tier)
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int:
+        """See `Session`."""
+        return self._hierarchy.pin(self._number, keys, seconds).result()
+
+    def unpin(self, keys: Sequence[bytes]) -> int:
+        """See `Session`."""
+        return self._hierarchy.unpin(keys)
+
+    def evict(self, keys: Sequence[bytes]) -> int:
+        """See `Session`."""
+        return self._hierarchy.evict(keys)
+
+    def clear(self, space: bytes) -> int:
+        """See `Session`."""
+        return self._hierarchy.clear(space)
 
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
         """See `Session`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -144,13 +145,14 @@ def _window(job: SaveJob, first: int, last: int) -> _Window:
         states = reserved.grants["state"]
         granted = np.flatnonzero(states == GrantState.GRANTED).tolist()
         passed = int((states != GrantState.REFUSED).sum())
+        expires = math.ceil(time.time() + job.scope.ttl) if job.scope.ttl else 0
         written: list[int] = []
         visible: list[bool] = []
         if reserved.ticket:
             try:
                 memory = session.writable()
                 for i in granted:
-                    if not _write(job, first + i, memory, int(reserved.grants["offset"][i])):
+                    if not _write(job, first + i, expires, memory, int(reserved.grants["offset"][i])):
                         break
                     written.append(i)
             finally:
@@ -163,7 +165,7 @@ def _window(job: SaveJob, first: int, last: int) -> _Window:
     return _Window(sum(visible), passed - len(granted), passed, refused)
 
 
-def _write(job: SaveJob, position: int, memory: NDArray[np.uint8], offset: int) -> bool:
+def _write(job: SaveJob, position: int, expires: int, memory: NDArray[np.uint8], offset: int) -> bool:
     """Encode one block into its slot and put its header in front; False when the plan cannot represent it."""
     scope = job.scope
     spec, codec = scope.keyspace.spec, scope.codec
@@ -179,6 +181,6 @@ def _write(job: SaveJob, position: int, memory: NDArray[np.uint8], offset: int) 
             return False
         hasher.update(memory[body + begins[layers.start] : body + begins[layers.stop]].data)
     key = job.chain.addresses[position][:32]
-    header = scope.headers.make(key, position, hasher.intdigest())
+    header = scope.headers.make(key, position, hasher.intdigest(), expires)
     memory[offset:body] = np.frombuffer(header, np.uint8)
     return True

@@ -5,11 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvtier.client.headers import Headers
 from kvtier.client.session import Session
 from kvtier.codecs.base import Codec
 from kvtier.keys import Keyspace
+
+LONGEST_TTL = 1e9
+WEIGHT = 0.2
+"""Of one observation of an engine's speed in the average."""
+
+
+class PrefillRate:
+    """How fast an engine computes KV, averaged over the last times that it said.
+
+    Attributes:
+        tokens_per_second: 0 while nothing was said.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_per_second = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """So many tokens were computed in one go in this time."""
+        rate = tokens / seconds
+        known = self.tokens_per_second
+        self.tokens_per_second = known + WEIGHT * (rate - known) if known else rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +45,8 @@ class Scope:
         headers: makes and checks block headers.
         counters: what went wrong on this client's side, by reason.
         threads: how many threads decode one load.
+        ttl: seconds after which what is saved expires; 0 for never.
+        prefill: how fast the engine computes.
     """
 
     session: Session
@@ -31,6 +55,8 @@ class Scope:
     headers: Headers
     counters: Counter[str]
     threads: int
+    ttl: float = 0.0
+    prefill: PrefillRate = field(default_factory=PrefillRate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +78,8 @@ class Chain:
     def upto(self, tokens: int, block_tokens: int) -> Chain:
         """The first tokens of it."""
         return replace(self, tokens=tokens, addresses=self.addresses[: tokens // block_tokens])
+
+
+def is_lifetime(seconds: Any) -> bool:
+    """Whether something can live for this long."""
+    return isinstance(seconds, int | float) and 0 < seconds < LONGEST_TTL

@@ -37,12 +37,21 @@ class Session(Protocol):
         """Generation of the slot at each 4 KiB page of the arena (`offset // 4096`), read-only, live."""
         ...
 
-    def match(self, keys: Sequence[bytes], wait: float) -> Matched:
+    def match(
+        self, keys: Sequence[bytes], wait: float, *, prefill: float = 0.0, stream: bool = False, after: int = 0
+    ) -> Matched:
         """Lease the longest prefix of `keys` that is in the arena, staging what lies in other tiers.
+
+        A stream takes blocks as they come: its first call does not wait, each later one waits until more than `after`
+        blocks are there; together they are counted as one call.
 
         Args:
             keys: addresses of a chain from its first block.
             wait: seconds to wait for blocks that must be staged first.
+            prefill: tokens a second that the engine computes: what would take longer to load is declined. 0 when that
+                is not known.
+            stream: whether this call is one of several for the same keys.
+            after: blocks that an earlier call of the stream gave.
         """
         ...
 
@@ -95,6 +104,22 @@ class Session(Protocol):
 
     def prefetch(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """Bring a chain's blocks up to `tier` in the background, leaving copies; how many are there at the end."""
+        ...
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int:
+        """Bring a chain's blocks to the CPU tier and keep them there for some time, whoever ends; how many are kept."""
+        ...
+
+    def unpin(self, keys: Sequence[bytes]) -> int:
+        """Let blocks go that were pinned; how many were."""
+        ...
+
+    def evict(self, keys: Sequence[bytes]) -> int:
+        """Drop blocks from every tier, pinned ones too, for good; how many there were. Leased bytes stay readable."""
+        ...
+
+    def clear(self, space: bytes) -> int:
+        """Drop all blocks of one keyspace, named by the first half of its root; how many there were."""
         ...
 
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:

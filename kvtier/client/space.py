@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvtier.block import address
+from kvtier.block import SPACE_NBYTES, address
 from kvtier.client.hit import Hit, MappedArena
 from kvtier.client.save import Saved, SaveJob, Saver, refuse
-from kvtier.client.scope import Chain, Scope
+from kvtier.client.scope import Chain, Scope, is_lifetime
 from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, SessionError, UsageError
 from kvtier.hierarchy.answers import SLOT, Matched
@@ -58,8 +58,9 @@ class Space:
 
         Args:
             token_ids: as for `chain`, or a `Chain`.
-            wait: seconds to wait for blocks that must first be brought up from another tier. With 0 they are not
-                waited for: `Hit.staging` says how many tokens are on their way, for a later match.
+            wait: seconds that `Hit.load` may wait for blocks that must first be brought up from another tier; it
+                decodes those that are there meanwhile. With 0 they are not waited for: `Hit.staging` says how many
+                tokens are on their way, for a later match.
             extra: as for `chain`.
 
         Returns:
@@ -72,7 +73,8 @@ class Space:
         arena = MappedArena(epoch, np.empty(0, np.uint8), np.empty(0, np.uint32))
         try:
             while chain.addresses:
-                found = self.session.match(chain.addresses, wait)
+                rate = self._scope.prefill.tokens_per_second
+                found = self.session.match(chain.addresses, 0.0, prefill=rate, stream=wait > 0)
                 mapped = MappedArena(self.session.epoch, self.session.readable(), self.session.generations())
                 if mapped.epoch == epoch:
                     matched, arena = found, mapped
@@ -82,7 +84,15 @@ class Space:
                 self.session.release(found.lease)
         except SessionError as exc:
             self._scope.counters[f"match_{type(exc).__name__}"] += 1
-        return Hit(self._scope, chain, matched, arena)
+        return Hit(self._scope, chain, matched, arena, wait)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Say that the engine computed the KV of so many tokens in one go in this time.
+
+        From then on blocks that would take longer to load than to compute are declined: they are no hit, and counted.
+        """
+        if tokens >= self.block_tokens and 0 < seconds < math.inf:
+            self._scope.prefill.observe(tokens, seconds)
 
     def save(
         self,
@@ -147,6 +157,48 @@ class Space:
         addresses = self.chain(token_ids, extra=extra).addresses
         number, wait = tier_number(tier), _seconds(wait)
         return self._or(lambda: self.session.move(addresses, number, wait), 0)
+
+    def pin(self, token_ids: Any, *, ttl: float, extra: Sequence[bytes] | None = None) -> int:
+        """Keep the stored blocks of a sequence in the CPU tier for `ttl` seconds, and bring them there first.
+
+        Pins of all clients together may take a part of the tier (`cpu.pinned`). They outlive this client.
+
+        Returns:
+            How many blocks are kept, from the first on.
+        """
+        if not is_lifetime(ttl):
+            raise UsageError(f"ttl is {ttl!r}; pass seconds above 0")
+        addresses = self.chain(token_ids, extra=extra).addresses
+        return self._or(lambda: self.session.pin(addresses, float(ttl)), 0)
+
+    def unpin(self, token_ids: Any, *, extra: Sequence[bytes] | None = None) -> int:
+        """Let the blocks of a sequence go, whoever pinned them; how many were pinned."""
+        addresses = self.chain(token_ids, extra=extra).addresses
+        return self._or(lambda: self.session.unpin(addresses), 0)
+
+    def evict(self, token_ids: Any, *, start: int = 0, extra: Sequence[bytes] | None = None) -> int:
+        """Drop the blocks of a sequence from every tier of the host for good, pinned ones too.
+
+        What other sequences share with it goes as well. Nobody finds blocks behind a dropped one until that is saved
+        again.
+
+        Args:
+            token_ids: as for `chain`, or a `Chain`.
+            start: blocks that begin before this token stay.
+            extra: as for `chain`.
+
+        Returns:
+            How many blocks there were.
+        """
+        addresses = self.chain(token_ids, extra=extra).addresses[max(0, -(-start // self.block_tokens)) :]
+        return self._or(lambda: self.session.evict(addresses), 0)
+
+    def clear(self) -> int:
+        """Drop all blocks of this keyspace, of all ranks, from every tier of the host for good; how many there were.
+
+        What is being saved meanwhile may stay.
+        """
+        return self._or(lambda: self.session.clear(self.keyspace.root[:SPACE_NBYTES]), 0)
 
     def inspect(self, token_ids: Any, *, extra: Sequence[bytes] | None = None) -> list[dict[str, Any] | None]:
         """For each whole block what the host knows of it, or None.

@@ -49,6 +49,7 @@ class CpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = field(default_factory=_default_cpu_capacity)
     high: Annotated[Part, Meta(description="Part in use above which old blocks move down to NVMe.")] = 0.9
     low: Annotated[Part, Meta(description="Part in use at which moving down stops.")] = 0.8
+    pinned: Annotated[Part, Meta(description="Part of the tier that pinned blocks may take.")] = 0.25
     policy: Annotated[
         str,
         Meta(

@@ -85,34 +85,25 @@ class Hierarchy:
 
     # Load
 
-    def match(self, session: int, keys: Sequence[bytes], wait: float = 0.0, prefill: float = 0.0) -> Matched:
+    def match(self, wish: Wish, wait: float = 0.0) -> Matched:
         """See `Session.match`; waits in the calling thread."""
-        look = self.look(session, keys, prefill=prefill)
-        if look.staging is not None and wait > 0:
+        until = time.monotonic() + wait
+        look = self.look(wish)
+        while (flight := look.staging) is not None and (news := look.news) is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
             self.release(look.matched.lease)
             with suppress(TimeoutError):
-                look.staging.done.result(wait)
-            look = self.look(session, keys, look.staging.origin, prefill=prefill)
+                news.result(left)
+            look = self.look(wish)
+            if flight.done.done():
+                break
         return self.settle(look)
 
-    def look(
-        self,
-        session: int,
-        keys: Sequence[bytes],
-        origin: Mapping[bytes, TierNumber] | None = None,
-        *,
-        prefill: float = 0.0,
-    ) -> Look:
-        """Lease what is in the arena and start staging the rest, without waiting and without counting.
-
-        Args:
-            session: who asks.
-            keys: addresses of a chain from its first block.
-            origin: tiers from which blocks were brought up for this very request.
-            prefill: tokens a second that the engine computes; 0 when that is not known.
-        """
-        wish = Wish(session, self.limits.session_leased, keys, origin or {}, prefill)
-        return loading.look(self.state, self.mover.stager, wish)
+    def look(self, wish: Wish) -> Look:
+        """Lease what is in the arena and start staging the rest, without waiting and without counting."""
+        return loading.look(self.state, self.mover.stager, self.limits.session_leased, wish)
 
     def settle(self, look: Look) -> Matched:
         """Count a look as the answer that was given."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,46 +18,57 @@ from kvtier.tiers.base import TierNumber
 
 
 @dataclass(frozen=True, slots=True)
+class Wish:
+    """What a session asks for.
+
+    Attributes:
+        session: who asks.
+        keys: addresses of a chain from its first block.
+        prefill: tokens a second that the engine computes; 0 when that is not known.
+        stream: who asks takes what is there, and asks again for what is on its way.
+        after: blocks that it was given already, of a call before this one; 0 in the first.
+        first: whether this is the only call for these keys, or the first of a stream.
+    """
+
+    session: int
+    keys: Sequence[bytes]
+    prefill: float = 0.0
+    stream: bool = False
+    after: int = 0
+    first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """What one look at the table gave.
 
     Attributes:
         matched: the answer.
         staging: the flight that brings up more; None when there is nothing to wait for.
-        asked: how many blocks were asked for.
-        tokens: tokens leased, by tier.
+        wish: what was asked for.
+        rows: of the leased blocks.
         missed: blocks not leased, by reason.
     """
 
     matched: Matched
     staging: Staging | None
-    asked: int
-    tokens: dict[str, int]
+    wish: Wish
+    rows: NDArray[np.int64]
     missed: dict[str, int]
 
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a session asks for.
-
-    Attributes:
-        session: who asks.
-        leasable: bytes that a session may have leased.
-        keys: addresses of a chain from its first block.
-        origin: tiers from which blocks were brought up for this very request.
-        prefill: tokens a second that the engine computes; 0 when that is not known.
-    """
-
-    session: int
-    leasable: int
-    keys: Sequence[bytes]
-    origin: Mapping[bytes, TierNumber]
-    prefill: float
+    @property
+    def news(self) -> Future[int] | None:
+        """What to wait for before looking again; None when that is of no use."""
+        if self.staging is None:
+            return None
+        if not self.wish.stream:
+            return self.staging.done
+        return self.staging.step if len(self.rows) <= self.wish.after else None
 
 
-def look(state: State, stager: Stager, wish: Wish) -> Look:
-    """See `Hierarchy.look`."""
-    table, keys, origin = state.table, wish.keys, wish.origin
+def look(state: State, stager: Stager, leasable: int, wish: Wish) -> Look:
+    """See `Hierarchy.look`; `leasable`: bytes that a session may have leased."""
+    table, keys = state.table, wish.keys
     with state.lock:
         now = state.clock()
         holdings = state.ledger.of(wish.session)
@@ -68,17 +80,16 @@ def look(state: State, stager: Stager, wish: Wish) -> Look:
         away = np.flatnonzero(offsets < 0)
         ready = int(away[0]) if away.size else len(rows)
         sizes = np.cumsum(-(-table.nbytes[rows[:ready]] // PAGE) * PAGE)
-        within = int(np.searchsorted(sizes, wish.leasable - holdings.leased_nbytes, side="right")) if ready else 0
+        within = int(np.searchsorted(sizes, leasable - holdings.leased_nbytes, side="right")) if ready else 0
         staging = None
         if within == ready < len(rows):
             state.link(rows)
-            staging = stager.stage(keys[ready : len(rows)])
+            staging = stager.stage(keys[ready : len(rows)], asked=True)
         leased, slots = rows[:within], np.empty(within, SLOT)
         slots["offset"], slots["nbytes"] = offsets[:within], table.nbytes[leased]
         slots["generation"] = table.generation[leased]
-        tiers = np.full(within, TierNumber.CPU, np.uint8)
-        for i in range(within if origin else 0):
-            tiers[i] = origin.get(keys[i], TierNumber.CPU)
+        came = table.came[leased]
+        tiers = np.where(came > 0, came, np.uint8(TierNumber.CPU))
         lease = 0
         if within:
             state.cpu.pool.retain(offsets[:within])
@@ -86,7 +97,6 @@ def look(state: State, stager: Stager, wish: Wish) -> Look:
             table.hits[leased] += 1
             table.used[leased] = now
             lease = state.ledger.lease(wish.session, offsets[:within], int(sizes[within - 1]), now)
-        tokens = {_name(t): int(table.tokens[leased][tiers == t].sum()) for t in np.unique(tiers).tolist()}
     waiting = len(rows) - ready if staging is not None else 0
     missed = {
         "quota": ready - within,
@@ -95,20 +105,26 @@ def look(state: State, stager: Stager, wish: Wish) -> Look:
         "staging_refused": len(rows) - ready - waiting,
         "absent": len(keys) - present,
     }
-    return Look(Matched(lease, slots, waiting, tiers), staging, len(keys), tokens, missed)
+    return Look(Matched(lease, slots, waiting, tiers), staging, wish, leased, missed)
 
 
 def count(state: State, look: Look) -> None:
-    """Count a look as the answer that was given."""
-    matched, stats = look.matched, state.stats
-    found = len(matched.slots)
+    """Count a look as the answer that was given; of a stream, only what no call before it was given."""
+    wish, stats, table, missed = look.wish, state.stats, state.table, dict(look.missed)
+    found, asked = len(look.rows), len(wish.keys)
+    rows, tiers = look.rows[wish.after :], look.matched.tiers[wish.after :]
+    if wish.stream and (wish.first or len(rows)):
+        found += missed.pop("staging")  # a later call counts them
     with state.lock:
-        for tier, blocks in zip(*np.unique(matched.tiers, return_counts=True), strict=True):
-            stats.hits[_name(int(tier))] += int(blocks)
-        stats.tokens.update(look.tokens)
-        for reason, blocks in look.missed.items():
-            stats.misses[reason] += blocks
-        stats.lookups["full" if found == look.asked else "partial" if found else "miss"] += 1
+        for tier in np.unique(tiers).tolist():
+            stats.hits[_name(tier)] += int((tiers == tier).sum())
+            stats.tokens[_name(tier)] += int(table.tokens[rows[tiers == tier]].sum())
+        table.came[rows] = 0
+        for reason, blocks in missed.items():
+            if wish.first or reason == "staging":
+                stats.misses[reason] += blocks
+        if wish.first:
+            stats.lookups["full" if found == asked else "partial" if found else "miss"] += 1
 
 
 def _worth(state: State, wish: Wish, rows: NDArray[np.int64], now: float) -> int:

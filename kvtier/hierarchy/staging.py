@@ -33,11 +33,11 @@ class Staging:
     """Blocks of one chain on their way.
 
     Attributes:
-        origin: tier that each comes from, by key; those that another flight brings included.
+        step: done when some more have arrived, or it is over; another one takes its place.
         done: how many arrived, when all are there or given up.
     """
 
-    origin: dict[bytes, TierNumber]
+    step: Future[int] = field(default_factory=_running)
     done: Future[int] = field(default_factory=_running)
 
 
@@ -77,8 +77,13 @@ class Stager:
         """Blocks that are being staged or wait for it."""
         return len(self._flights)
 
-    def stage(self, keys: Sequence[bytes]) -> Staging | None:
-        """Bring blocks into the arena, in their order; None when there is nothing to bring. The lock is held."""
+    def stage(self, keys: Sequence[bytes], *, asked: bool = False) -> Staging | None:
+        """Bring blocks into the arena, in their order; None when there is nothing to bring. The lock is held.
+
+        Args:
+            keys: of a chain.
+            asked: somebody wants to read them and will be told where they came from.
+        """
         state = self._state
         wanted: dict[bytes, TierNumber] = {}
         others: dict[Staging, None] = {}
@@ -95,20 +100,24 @@ class Stager:
         if self._waiting >= FLIGHTS:
             return None
         self._waiting += 1
-        staging = Staging({key: tier for other in others for key, tier in other.origin.items()} | wanted)
+        staging = Staging()
         self._flights.update(dict.fromkeys(wanted, staging))
         try:
-            self._threads.submit(self._fly, staging, wanted, list(others))
+            self._threads.submit(self._fly, staging, wanted, list(others), asked)
         except RuntimeError:  # closed meanwhile
             self._land(staging, wanted, [])
         return staging
 
-    def _fly(self, staging: Staging, wanted: dict[bytes, TierNumber], others: list[Staging]) -> None:
+    def _fly(self, staging: Staging, wanted: dict[bytes, TierNumber], others: list[Staging], asked: bool) -> None:  # noqa: FBT001
         pins: list[int] = []
         try:
             for keys in transfer.batches(self._state, list(wanted)):
                 if self._closing or not self.fetch(keys, wanted, pins):
                     break
+                if asked:
+                    self._note_origin(keys, wanted)
+                arrived, staging.step = staging.step, _running()
+                arrived.set_result(len(pins))
             for other in others:
                 with suppress(FutureTimeout):
                     other.done.result(PATIENCE)
@@ -125,6 +134,15 @@ class Stager:
                 del self._flights[key]
             self._state.cpu.pool.release(np.array(pins, np.int64))
         staging.done.set_result(len(pins))
+        staging.step.set_result(len(pins))
+
+    def _note_origin(self, keys: Sequence[bytes], origin: dict[bytes, TierNumber]) -> None:
+        state = self._state
+        with state.lock:
+            for key in keys:
+                row = state.row(key)
+                if row is not None and state.table.has(row, TierNumber.CPU):
+                    state.table.came[row] = origin[key]
 
     def fetch(self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int]) -> bool:
         """Bring one batch, appending the slots to `pins`, which the caller releases; whether all of it is there."""

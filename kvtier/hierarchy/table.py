@@ -26,6 +26,7 @@ class BlockTable:
         tiers: bit `1 << TierNumber` for each tier that has it.
         created, used: seconds since the epoch.
         hits: how often it was leased.
+        came: tier from which it was brought up for somebody who has not had it yet; 0 for none.
         tokens, codec: tokens in it and number of its codec; 0 when not known.
         space: number of the keyspace that it belongs to, see `space_number`.
         expires: seconds since the epoch after which nobody may be given it; 0 for never.
@@ -47,6 +48,7 @@ class BlockTable:
         self.created = np.zeros(GROWTH, np.float64)
         self.used = np.zeros(GROWTH, np.float64)
         self.hits = np.zeros(GROWTH, np.int64)
+        self.came = np.zeros(GROWTH, np.uint8)
         self.tokens = np.zeros(GROWTH, np.int64)
         self.codec = np.zeros(GROWTH, np.uint16)
         self.space = np.zeros(GROWTH, np.uint32)
@@ -80,7 +82,7 @@ class BlockTable:
         self.nbytes[row] = nbytes
         self.tiers[row] = 0
         self.created[row] = self.used[row] = now
-        self.hits[row] = 0
+        self.hits[row] = self.came[row] = 0
         self.tokens[row] = self.codec[row] = self.expires[row] = 0
         self.space[row] = self.space_number(bytes(SPACE_NBYTES))
         self.life[row] += 1

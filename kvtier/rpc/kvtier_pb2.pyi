@@ -268,12 +268,21 @@ class MatchRequest(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    GIVEN_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     after: _builtins.int
     call: _builtins.int
     keys: _builtins.bytes
     wait: _builtins.float
     """seconds"""
+    prefill: _builtins.float
+    """tokens a second that the engine computes; 0 when that is not known"""
+    stream: _builtins.bool
+    """one of several calls for the same keys"""
+    given: _builtins.int
+    """blocks that an earlier call of the stream gave"""
     def __init__(
         self,
         *,
@@ -282,10 +291,13 @@ class MatchRequest(_message.Message):
         call: _builtins.int = ...,
         keys: _builtins.bytes = ...,
         wait: _builtins.float = ...,
+        prefill: _builtins.float = ...,
+        stream: _builtins.bool = ...,
+        given: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "call", b"call", "keys", b"keys", "session", b"session", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "call", b"call", "given", b"given", "keys", b"keys", "prefill", b"prefill", "session", b"session", "stream", b"stream", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -537,6 +549,106 @@ class PrefetchReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefetchReply: _TypeAlias = PrefetchReply  # noqa: Y015
+
+@_typing.final
+class PinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    after: _builtins.int
+    keys: _builtins.bytes
+    seconds: _builtins.float
+    """0 lets them go"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        after: _builtins.int = ...,
+        keys: _builtins.bytes = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "keys", b"keys", "seconds", b"seconds", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class PinReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    """that are kept, or were let go"""
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinReply: _TypeAlias = PinReply  # noqa: Y015
+
+@_typing.final
+class DropRequest(_message.Message):
+    """Blocks leave every tier for good: these, or all of a keyspace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SPACE_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    after: _builtins.int
+    keys: _builtins.bytes
+    space: _builtins.bytes
+    """the first half of its root; empty for none"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        after: _builtins.int = ...,
+        keys: _builtins.bytes = ...,
+        space: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "keys", b"keys", "session", b"session", "space", b"space"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropRequest: _TypeAlias = DropRequest  # noqa: Y015
+
+@_typing.final
+class DropReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    """that were there"""
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropReply: _TypeAlias = DropReply  # noqa: Y015
 
 @_typing.final
 class InspectRequest(_message.Message):

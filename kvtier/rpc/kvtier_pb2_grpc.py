@@ -45,6 +45,16 @@ class DoorStub:
                 request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.PrefetchRequest.SerializeToString,
                 response_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.PrefetchReply.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/kvtier.v1.Door/Pin',
+                request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.PinRequest.SerializeToString,
+                response_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.PinReply.FromString,
+                _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/kvtier.v1.Door/Drop',
+                request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DropRequest.SerializeToString,
+                response_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DropReply.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/kvtier.v1.Door/Inspect',
                 request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.InspectRequest.SerializeToString,
@@ -97,6 +107,18 @@ class DoorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drop(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """These two need no session: theirs may be 0.
         """
@@ -142,6 +164,16 @@ def add_DoorServicer_to_server(servicer, server):
                     servicer.Prefetch,
                     request_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.PrefetchRequest.FromString,
                     response_serializer=kvtier_dot_rpc_dot_kvtier__pb2.PrefetchReply.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.PinRequest.FromString,
+                    response_serializer=kvtier_dot_rpc_dot_kvtier__pb2.PinReply.SerializeToString,
+            ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DropRequest.FromString,
+                    response_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DropReply.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -316,6 +348,60 @@ class Door:
             '/kvtier.v1.Door/Prefetch',
             kvtier_dot_rpc_dot_kvtier__pb2.PrefetchRequest.SerializeToString,
             kvtier_dot_rpc_dot_kvtier__pb2.PrefetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.Door/Pin',
+            kvtier_dot_rpc_dot_kvtier__pb2.PinRequest.SerializeToString,
+            kvtier_dot_rpc_dot_kvtier__pb2.PinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.Door/Drop',
+            kvtier_dot_rpc_dot_kvtier__pb2.DropRequest.SerializeToString,
+            kvtier_dot_rpc_dot_kvtier__pb2.DropReply.FromString,
             options,
             channel_credentials,
             insecure,

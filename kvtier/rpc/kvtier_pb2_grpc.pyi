@@ -40,6 +40,8 @@ class DoorStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.CommitRequest, _kvtier_pb2.CommitReply]
     Move: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.MoveRequest, _kvtier_pb2.MoveReply]
     Prefetch: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.PrefetchRequest, _kvtier_pb2.PrefetchReply]
+    Pin: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.PinRequest, _kvtier_pb2.PinReply]
+    Drop: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.DropRequest, _kvtier_pb2.DropReply]
     Inspect: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.InspectRequest, _kvtier_pb2.InspectReply]
     """These two need no session: theirs may be 0."""
     Status: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.StatusRequest, _kvtier_pb2.StatusReply]
@@ -54,6 +56,8 @@ class DoorAsyncStub(DoorStub):
     Commit: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.CommitRequest, _kvtier_pb2.CommitReply]  # type: ignore[assignment]
     Move: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.MoveRequest, _kvtier_pb2.MoveReply]  # type: ignore[assignment]
     Prefetch: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.PrefetchRequest, _kvtier_pb2.PrefetchReply]  # type: ignore[assignment]
+    Pin: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.PinRequest, _kvtier_pb2.PinReply]  # type: ignore[assignment]
+    Drop: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.DropRequest, _kvtier_pb2.DropReply]  # type: ignore[assignment]
     Inspect: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.InspectRequest, _kvtier_pb2.InspectReply]  # type: ignore[assignment]
     """These two need no session: theirs may be 0."""
     Status: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.StatusRequest, _kvtier_pb2.StatusReply]  # type: ignore[assignment]
@@ -101,6 +105,20 @@ class DoorServicer(metaclass=_abc_1.ABCMeta):
         request: _kvtier_pb2.PrefetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvtier_pb2.PrefetchReply, _abc.Awaitable[_kvtier_pb2.PrefetchReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _kvtier_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtier_pb2.PinReply, _abc.Awaitable[_kvtier_pb2.PinReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Drop(
+        self,
+        request: _kvtier_pb2.DropRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtier_pb2.DropReply, _abc.Awaitable[_kvtier_pb2.DropReply]]: ...
 
     @_abc_1.abstractmethod
     def Inspect(

@@ -7,12 +7,13 @@ import pytest
 from kvtier.client.door import DoorSession
 from kvtier.client.local import LocalSession
 from kvtier.memory.arena import Arena
+from kvtier.testing.retention import RetentionKit
 from kvtier.testing.session import CAPACITY, SessionKit, host_over
 from kvtier_services.gateway.control import writer_gone
 from tests.door_fixture import door_in_thread, folders
 
 
-class TestLocalSession(SessionKit):
+class TestLocalSession(SessionKit, RetentionKit):
     @pytest.fixture
     def host(self):
         with host_over(Arena.private(CAPACITY)) as host:
@@ -31,7 +32,7 @@ class TestLocalSession(SessionKit):
             session.close()
 
 
-class TestDoorSession(SessionKit):
+class TestDoorSession(SessionKit, RetentionKit):
     @pytest.fixture
     def place(self):
         with folders() as place:

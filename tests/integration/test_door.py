@@ -182,7 +182,7 @@ class TestOneHost:
 
     def test_versions_that_do_not_match_say_so(self, door, connect, monkeypatch):
         monkeypatch.setattr(attachment, "PROTOCOL", 99)
-        with pytest.raises(ProtocolMismatch, match=r"client speaks protocol 99, this host 1"):
+        with pytest.raises(ProtocolMismatch, match=r"client speaks protocol 99, this host 2"):
             connect()
 
     def test_the_host_refuses_sessions_without_a_lock(self, door, host, place):

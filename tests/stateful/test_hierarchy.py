@@ -31,7 +31,10 @@ CAPACITY = 480 << 10
 LIMITS = Limits(session_leased=320 << 10, session_reserved=240 << 10)
 SMALL, LARGE = 20_000, 50_000
 DEPTH = 8
-LOST = (*(f"nvme_{why}" for why in ("evicted", "lost")), "gpu_evicted", "cpu_evicted", "condemned")
+DROPPED = ("evict", "clear", "expired", "nvme_behind")
+EXPIRY = 1 << 40
+"""A kit's payload expires at this second and as many more as its seed says."""
+LOST = (*(f"nvme_{why}" for why in ("evicted", "lost")), "gpu_evicted", "cpu_evicted", "condemned", *DROPPED)
 
 
 def chain_of(branch: int) -> list[int]:
@@ -74,7 +77,7 @@ class HierarchyMachine(RuleBasedStateMachine):
         self.index = LocalIndex(store, store.register("test"))
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(Mover, "start", lambda mover, chores: None)
-        self.hierarchy = Hierarchy(self.arena, tiers, self.index, limits=LIMITS, clock=lambda: 1.0)
+        self.hierarchy = Hierarchy(self.arena, tiers, self.index, limits=LIMITS, clock=lambda: self.now)
         self.state = self.hierarchy.state
         self.patch.setattr(State, "leave", self._checked_leave(State.leave))
         self.orphaned: list[str] = []
@@ -83,12 +86,14 @@ class HierarchyMachine(RuleBasedStateMachine):
         self.reservations: list[tuple[int, list[int], int, Reserved]] = []
         self.committed: set[int] = set()
         self.asked = 0
+        self.now = 1.0
 
     def teardown(self):
         if not hasattr(self, "hierarchy"):
             return
         for session in self.sessions:
             session.close()
+        self.hierarchy.unpin([key_of(seed) for seed in SEEDS])
         self.hierarchy.mover.drain()
         pool = self.state.cpu.pool
         assert pool.used == sum(map(pool.size_class, self.state.at)), "a slot leaked"
@@ -176,6 +181,35 @@ class HierarchyMachine(RuleBasedStateMachine):
         self.hierarchy.condemn([key], "condemned")
         assert self.hierarchy.inspect([key]) == [None]
 
+    @rule(who=SESSIONS, branch=BRANCHES, length=LENGTHS, seconds=st.sampled_from([1.0, 1e15]))
+    def pin(self, who, branch, length, seconds):
+        keys = [key_of(seed) for seed in chain_of(branch)[:length]]
+        kept = self.sessions[who].pin(keys, seconds)
+        assert all(one and one["leased"] for one in self.hierarchy.inspect(keys[:kept]))
+        assert self.state.ledger.pinned_nbytes <= LIMITS.pinned * CAPACITY
+
+    @rule(who=SESSIONS, branch=BRANCHES)
+    def unpin(self, who, branch):
+        self.sessions[who].unpin([key_of(seed) for seed in chain_of(branch)])
+
+    @rule(branch=BRANCHES, at=st.integers(0, DEPTH - 1), everything=st.booleans(), rarely=st.integers(0, 3))
+    def drop(self, branch, at, everything, rarely):
+        """Of their own keyspace each: see `payload_of`."""
+        if rarely:
+            return
+        key = key_of(chain_of(branch)[at])
+        dropped = self.hierarchy.clear(key[:16]) if everything else self.hierarchy.evict([key])
+        assert dropped in (0, 1)
+        assert self.hierarchy.inspect([key]) == [None]
+
+    @rule(branch=BRANCHES, at=st.integers(0, DEPTH - 1), rarely=st.integers(0, 5))
+    def expire(self, branch, at, rarely):
+        if not rarely:
+            self.now = max(self.now, EXPIRY + chain_of(branch)[at])
+        self.hierarchy._end_times()
+        with self.state.lock:
+            assert not any(0 < self.state.table.expires[row] <= self.now for row in self.state.table.rows.values())
+
     @rule(who=SESSIONS)
     def detach(self, who):
         """A session dies, and its client attaches again."""
@@ -207,7 +241,7 @@ class HierarchyMachine(RuleBasedStateMachine):
         assert {offset: row for row, offset in here.items()} == state.at
         reserved = [offset for booked in state.ledger.reservations.values() for offset in booked.offsets]
         leased = {int(o) for lease in state.ledger.leases.values() for o in lease.offsets}
-        slots = {*state.at, *reserved, *leased}
+        slots = {*state.at, *reserved, *leased, *(pin.offset for pin in state.ledger.pins.values())}
         assert pool.used == sum(map(pool.size_class, slots)) <= pool.capacity
         for tier, policy in state.policies.items():
             assert len(policy) == sum(table.has(row, tier) for row in table.rows.values())
@@ -240,13 +274,13 @@ class HierarchyMachine(RuleBasedStateMachine):
     def _checked_leave(self, leave):
         """Evicted from a tier, a block must have no child there that knows it."""
 
-        def checked(state, row, tier, why):
-            table = state.table
-            if why.endswith("_evicted") and tier in state.policies and table.has(row, tier):
+        def checked(state, rows, tier, why):
+            table, going = state.table, {row for row in rows if state.table.has(row, tier)}
+            if why.endswith(("_evicted", "_behind")) and tier in state.policies:
                 for child in table.rows.values():
-                    if table.has(child, tier) and table.parent_of(child) == row:
-                        self.orphaned.append(f"{why}: a child of {table.keys[row].hex()} stays")
-            leave(state, row, tier, why)
+                    if table.has(child, tier) and child not in going and table.parent_of(child) in going:
+                        self.orphaned.append(f"{why}: {table.keys[child].hex()} stays without its parent")
+            leave(state, rows, tier, why)
 
         return checked
 

@@ -221,7 +221,7 @@ class CpuTierActor:
                 arena,
                 self._hands,
                 parts.index(settings),
-                limits=Limits.of(arena.capacity, high=cpu.high, low=cpu.low),
+                limits=Limits.of(arena.capacity, high=cpu.high, low=cpu.low, pinned=cpu.pinned),
                 writer_gone=parts.writer_gone(arena),
             )
         except BaseException:

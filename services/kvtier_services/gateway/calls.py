@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
@@ -14,8 +15,10 @@ import msgspec
 from grpc import aio
 
 import kvtier
+from kvtier.block import SPACE_NBYTES
 from kvtier.errors import KVTierError, ProtocolMismatch, SessionUnavailable, UsageError
 from kvtier.hierarchy.cache import Hierarchy
+from kvtier.hierarchy.loading import Wish
 from kvtier.memory.lock import is_free
 from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.channel import status_of
@@ -173,12 +176,19 @@ class Calls(DoorServicer):
     async def Match(self, request: pb.MatchRequest) -> pb.MatchReply:  # noqa: N802
         """See `Session.match`."""
         guest = await self._guest(request.session, request.after)
-        hierarchy, keys = self._hierarchy, unpack_keys(request.keys)
-        look = hierarchy.look(guest.session, keys)
-        if look.staging is not None and request.wait > 0:
+        hierarchy, first = self._hierarchy, not request.stream or request.wait == 0
+        wish = Wish(guest.session, unpack_keys(request.keys), request.prefill, request.stream, request.given, first)
+        until = time.monotonic() + min(request.wait, LONGEST_WAIT)
+        look = hierarchy.look(wish)
+        while (flight := look.staging) is not None and (news := look.news) is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
             hierarchy.release(look.matched.lease)
-            await _within(look.staging.done, request.wait)
-            look = hierarchy.look(guest.session, keys, look.staging.origin)
+            await _within(news, left)
+            look = hierarchy.look(wish)
+            if flight.done.done():
+                break
         matched = hierarchy.settle(look)
         leased = guest.lease(request.call, matched.lease)
         if matched.lease and not leased:
@@ -222,6 +232,27 @@ class Calls(DoorServicer):
         there = self._hierarchy.prefetch(unpack_keys(request.keys), _tier(request.tier))
         await _within(there, LONGEST_WAIT)
         return pb.PrefetchReply(there=there.result(0))
+
+    @_call
+    async def Pin(self, request: pb.PinRequest) -> pb.PinReply:  # noqa: N802
+        """See `Session.pin` and `Session.unpin`."""
+        guest = await self._guest(request.session, request.after)
+        keys = unpack_keys(request.keys)
+        if not request.seconds > 0:
+            return pb.PinReply(blocks=self._hierarchy.unpin(keys))
+        pinned = self._hierarchy.pin(guest.session, keys, request.seconds)
+        await _within(pinned, LONGEST_WAIT)
+        return pb.PinReply(blocks=pinned.result(0))
+
+    @_call
+    async def Drop(self, request: pb.DropRequest) -> pb.DropReply:  # noqa: N802
+        """See `Session.evict` and `Session.clear`."""
+        await self._guest(request.session, request.after)
+        if len(request.space) not in (0, SPACE_NBYTES):
+            raise UsageError(f"a keyspace is named by {SPACE_NBYTES} bytes, not {len(request.space)}")
+        if request.space:
+            return pb.DropReply(blocks=await asyncio.to_thread(self._hierarchy.clear, request.space))
+        return pb.DropReply(blocks=self._hierarchy.evict(unpack_keys(request.keys)))
 
     @_call
     async def Inspect(self, request: pb.InspectRequest) -> pb.InspectReply:  # noqa: N802

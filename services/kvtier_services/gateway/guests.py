@@ -33,7 +33,7 @@ class Guest:
         self._given_up: dict[int, None] = {}
         self._heard = 0
         self._news = asyncio.Event()
-        hierarchy.attach(session)
+        hierarchy.attach(session, client)
 
     def leave(self) -> None:
         """The stream has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -25,8 +26,10 @@ from kvtier.errors import (
     UsageError,
 )
 from kvtier.hierarchy.cache import Limits
+from kvtier.tiers.base import TierNumber
 from tests.hierarchy_fixture import Host
 
+NVME = TierNumber.NVME
 SPEC = KVSpec(3, 2, 8, "float32", block_tokens=4)
 MLA = KVSpec(3, 1, 24, "bfloat16", block_tokens=4, mla=True)
 
@@ -454,16 +457,17 @@ class TestKeyspaces:
 
 class TestHostTrouble:
     def test_a_host_that_is_gone_is_a_miss_with_a_reason(self, space, cache, monkeypatch):
-        def gone(*_):
+        def gone(*_, **__):
             raise SessionUnavailable("gone")
 
-        for call in ("match", "move", "prefetch", "inspect", "status"):
+        for call in ("match", "move", "prefetch", "inspect", "status", "pin", "unpin", "evict", "clear"):
             monkeypatch.setattr(cache.session, call, gone)
+        assert space.pin(range(8), ttl=1.0) == space.unpin(range(8)) == space.evict(range(8)) == space.clear() == 0
         assert space.match(range(8)).tokens == 0
         assert space.move(range(8), "nvme") == 0
         assert space.prefetch(range(8)).result(0) == 0
         assert space.inspect(range(8)) == [None, None]
-        assert cache.counters == {"match_SessionUnavailable": 1, "call_SessionUnavailable": 3}
+        assert cache.counters == {"match_SessionUnavailable": 1, "call_SessionUnavailable": 7}
         assert cache.status() == {"error": "gone", "client": dict(cache.counters)}
 
     def test_a_move_that_takes_too_long_goes_on(self, space, cache):
@@ -605,3 +609,103 @@ def test_a_hit_on_an_arena_that_became_smaller_loads_nothing(space):
     with space.match(list(range(8))) as hit:
         hit._arena = type(hit._arena)(hit._arena.epoch, hit._arena.memory[:PAGE], hit._arena.generations[:1])
         assert hit.load(kv_of(8)) == 0
+
+
+class TestStreams:
+    """A load that waits decodes what is there while the rest comes up."""
+
+    @pytest.fixture
+    def host(self):
+        with Host(blocks=100, limits=Limits(1 << 20, 1 << 20)) as host:
+            yield host
+
+    @pytest.fixture
+    def space(self, host):
+        space = Cache(host.session()).keyspace(SPEC, model="m", revision="1")
+        self.kv = stored(space, range(12))
+        assert space.move(range(12), "nvme") == 3
+        return space
+
+    def load(self, space, wait: float) -> tuple[int, int, dict[str, int]]:
+        out = np.zeros_like(self.kv)
+        with space.match(range(12), wait=wait) as hit:
+            tokens, count = hit.tokens, hit.load(out)
+            assert hit.verified == count
+            assert np.array_equal(out[:, :, :count], self.kv[:, :, :count])
+            return tokens, count, hit.tiers
+
+    def test_what_is_on_its_way_is_waited_for(self, space, host):
+        assert self.load(space, 5.0) == (12, 12, {"nvme": 12})
+        assert host.stats.lookups == {"full": 1}
+        assert host.stats.misses.total() == 0
+
+    def test_what_does_not_come_in_time_is_not_loaded(self, space, host):
+        space.prefetch(range(4)).result(5.0)
+        host.nvme.gate.clear()
+        assert self.load(space, 0.05) == (12, 4, {"cpu": 4})
+        assert host.stats.misses["staging"] == 2
+        host.nvme.gate.set()
+        host.mover.drain()
+        assert self.load(space, 5.0) == (12, 12, {"cpu": 4, "nvme": 8})
+
+    def test_without_waiting_it_says_what_is_on_its_way(self, space, host):
+        host.nvme.gate.clear()
+        with space.match(range(12)) as hit:
+            assert (hit.tokens, hit.staging) == (0, 12)
+
+    def test_layers_are_loaded_one_after_the_other(self, space):
+        out = np.zeros_like(self.kv)
+        with space.match(range(12), wait=5.0) as hit:
+            for layer in range(3):
+                assert hit.load(out, layers=range(layer, layer + 1)) == 12
+            assert hit.verified == 12
+        assert np.array_equal(out, self.kv)
+
+    def test_nothing_stays_leased(self, space, host):
+        self.load(space, 5.0)
+        host.nvme.gate.clear()
+        assert host.hierarchy.status()["leases"] == 0
+
+    def test_what_the_engine_computes_sooner_is_no_hit(self, space, host):
+        host.state.pace.observe(NVME, 10 << 20, 100.0, host.now)
+        space.computed(3, 1e-9)  # less than a block says nothing
+        assert space.match(range(12), wait=5.0).tokens == 12
+        host.mover.drain()
+        space.move(range(12), "nvme")
+        space.computed(1000, 0.001)
+        assert space.match(range(12), wait=5.0).tokens == 0
+        assert host.stats.misses["declined_recompute_cheaper"] == 3
+
+
+class TestRetention:
+    def test_blocks_expire_by_their_keyspaces_time(self, cache, monkeypatch):
+        brief = cache.keyspace(SPEC, model="m", revision="1", ttl=100.0)
+        stored(brief, range(8))
+        lasting = cache.keyspace(SPEC, model="m", revision="2")
+        stored(lasting, range(8))
+        monkeypatch.setattr(cache.session._hierarchy.state, "clock", lambda: time.time() + 102.0)
+        assert brief.match(range(8)).tokens == 0
+        assert lasting.match(range(8)).tokens == 8
+        assert len(cache.inspect(range(8))) >= 2
+
+    @pytest.mark.parametrize("ttl", [0, -1.0, float("nan"), float("inf")])
+    def test_a_time_that_cannot_be_is_refused(self, cache, space, ttl):
+        with pytest.raises(ConfigError, match="seconds above 0"):
+            cache.keyspace(SPEC, model="m", revision="1", ttl=ttl)
+        with pytest.raises(UsageError):
+            space.pin(range(8), ttl=ttl)
+
+    def test_a_sequence_is_pinned_and_evicted(self, cache, space):
+        stored(space, range(16))
+        assert space.pin(range(16), ttl=60.0) == 4
+        assert space.unpin(range(8)) == 2
+        assert space.evict(range(16), start=5) == 2
+        assert space.match(range(16)).tokens == 8
+        assert cache.status()["pins"] == 0
+
+    def test_clearing_is_of_one_keyspace(self, cache, space):
+        other = cache.keyspace(SPEC, model="other", revision="1")
+        for each in (space, other):
+            stored(each, range(8))
+        assert space.clear() == 2
+        assert (space.match(range(8)).tokens, other.match(range(8)).tokens) == (0, 8)

@@ -11,6 +11,7 @@ import pytest
 from kvtier.errors import TierUnavailable
 from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.cache import Limits
+from kvtier.hierarchy.loading import Wish
 from kvtier.hierarchy.table import BlockTable
 from kvtier.tiers.base import TierNumber
 from tests.hierarchy_fixture import NBYTES, SLOT_NBYTES, Host, fill, holds, keys, reserve, save, states
@@ -479,7 +480,7 @@ class TestClosing:
         host = Host(stored=range(200), limits=PLENTY, blocks=300)
         session = host.session()
         host.nvme.gate.clear()
-        staging = host.hierarchy.look(session._number, keys(range(200))).staging
+        staging = host.hierarchy.look(Wish(session._number, keys(range(200)))).staging
         futures: list[Future[int]] = [session.prefetch(keys(range(5)), CPU) for _ in range(3)]
         waiter: list[int] = []
         thread = threading.Thread(target=lambda: waiter.append(len(session.match(keys(range(200)), 30.0).slots)))

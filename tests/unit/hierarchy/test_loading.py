@@ -8,6 +8,7 @@ import pytest
 
 from kvtier.errors import SessionUnavailable
 from kvtier.hierarchy.cache import Limits
+from kvtier.hierarchy.loading import Wish
 from kvtier.tiers.base import TierNumber
 from tests.hierarchy_fixture import NBYTES, SLOT_NBYTES, Host, holds, keys, save
 
@@ -79,8 +80,9 @@ def test_without_waiting_it_says_what_is_on_its_way():
         assert (len(matched.slots), matched.staging) == (0, 3)
         assert {k: v for k, v in host.stats.misses.items() if v} == {"staging": 3, "absent": 1}
         host.mover.drain()
+        assert session.match(keys([1, 2, 3]), 0.0).tiers.tolist() == [TierNumber.NVME] * 3, "that is where it was"
         assert session.match(keys([1, 2, 3]), 0.0).tiers.tolist() == [TierNumber.CPU] * 3
-        asked_is_hits_and_misses(host, 7)
+        asked_is_hits_and_misses(host, 10)
 
 
 def test_blocks_in_memory_behind_a_gap_are_on_their_way_too():
@@ -132,7 +134,7 @@ def test_one_who_waits_cannot_cancel_the_flight_of_all():
     with Host(stored=[1]) as host:
         host.nvme.gate.clear()
         session = host.session()
-        look = host.hierarchy.look(session._number, keys([1]))
+        look = host.hierarchy.look(Wish(session._number, keys([1])))
         assert not look.staging.done.cancel()
         host.nvme.gate.set()
         assert look.staging.done.result(5.0) == 1

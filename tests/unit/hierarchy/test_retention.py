@@ -1,0 +1,156 @@
+"""What expires, and what is worth loading. Pins and dropping are in the session kit."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from kvtier.hierarchy.answers import GrantState
+from kvtier.hierarchy.loading import Wish
+from kvtier.hierarchy.pace import FRESH, Pace, worth
+from kvtier.testing.payloads import key_of
+from kvtier.tiers.base import TierNumber
+from tests.hierarchy_fixture import Host, keys, reserve, save, states
+
+EXPIRY = 1 << 40
+"""A kit's payload expires at this second and as many more as its seed says."""
+CPU, NVME = TierNumber.CPU, TierNumber.NVME
+
+
+def test_what_has_expired_is_gone_everywhere():
+    with Host() as host:
+        session = host.session()
+        save(session, range(5))
+        session.move(keys(range(5)), NVME, 5.0)
+        session.prefetch(keys(range(5)), CPU).result(5.0)
+        with host.state.lock:  # the background cannot drop them yet
+            host.now = EXPIRY + 1.5
+            assert session.match(keys(range(5)), 0.0).lease == 0, "the first has expired"
+            assert states(reserve(session, [0, 1, 2])) == [GrantState.BUSY, GrantState.BUSY, GrantState.STORED]
+        host.hierarchy._end_times()
+        host.mover.drain()
+        assert [host.tiers_of(seed) for seed in range(5)] == [[]] * 2 + [["cpu", "nvme"]] * 3
+        assert host.nvme.seeds(range(5)) == {2, 3, 4}
+        assert host.stats.dropped == {"expired": 2}
+        assert states(reserve(session, [0, 1])) == [GrantState.GRANTED] * 2
+        host.check()
+
+
+def test_expiry_outlives_a_restart():
+    with Host(stored=range(4)) as host:
+        host.now = EXPIRY + 0.5
+        host.hierarchy._end_times()
+        assert [host.tiers_of(seed) for seed in range(4)] == [[]] + [["nvme"]] * 3
+
+
+def test_a_restarted_host_knows_the_keyspaces_of_its_blocks():
+    with Host(stored=range(4)) as host:
+        assert host.hierarchy.clear(key_of(2)[:16]) == 1
+        assert [host.tiers_of(seed) for seed in range(4)] == [["nvme"]] * 2 + [[]] + [["nvme"]]
+
+
+def test_what_is_pinned_ends_when_it_is_condemned():
+    with Host() as host:
+        session = host.session()
+        save(session, [1, 2])
+        assert session.pin(keys([1, 2]), 10.0) == 2
+        session.condemn(keys([1]), "bad_header")
+        assert host.hierarchy.status()["pins"] == 1
+        host.check()
+
+
+def test_a_pin_is_kept_for_the_longer_of_two_times():
+    with Host() as host:
+        session = host.session()
+        save(session, [1])
+        for seconds in (50.0, 10.0):
+            assert session.pin(keys([1]), seconds) == 1
+        host.now += 20.0
+        host.hierarchy._end_times()
+        assert host.hierarchy.status()["pins"] == 1
+        host.now += 40.0
+        host.hierarchy._end_times()
+        assert host.hierarchy.status()["pins"] == 0
+
+
+def test_the_oldest_holdings_are_shown_with_their_owners():
+    with Host() as host:
+        host.hierarchy.attach(77, "engine pid 5")
+        session = host.session()
+        save(session, [1, 2])
+        host.hierarchy.match(Wish(77, keys([1, 2])))
+        host.now += 30.0
+        reserve(session, [5])
+        first, second = host.hierarchy.status()["held"]
+        assert (first["kind"], first["owner"], first["age"]) == ("lease", "engine pid 5", 30.0)
+        assert (second["kind"], second["age"]) == ("reservation", 0.0)
+        assert "pid" in second["owner"]
+
+
+def test_too_much_that_waits_is_refused():
+    with Host(stored=range(10)) as host:
+        session = host.session()
+        reached, go_on = threading.Event(), threading.Event()
+
+        def hook() -> None:
+            reached.set()
+            assert go_on.wait(10.0)
+
+        host.nvme.hooks["read"] = hook
+        waiting = [session.prefetch(keys([0]), CPU)]
+        assert reached.wait(10.0)
+        waiting += [session.prefetch(keys([0]), CPU) for _ in range(400)]
+        refused = [future for future in waiting if future.done()]
+        assert len(refused) == host.stats.faults["moves_refused"] == 401 - 256
+        assert host.hierarchy.status()["queues"]["moves"] == 256
+        go_on.set()
+        assert all(future.result(10.0) == 1 for future in waiting if future not in refused)
+        assert host.hierarchy.status()["queues"]["moves"] == 0
+
+
+class TestWorth:
+    def test_all_or_nothing_of_one_tier(self):
+        """64 tokens a block: 0.64 s to compute at 100 tokens a second."""
+        tokens = np.full(10, 64)
+        assert worth(tokens, np.full(10, 0.63), 100.0) == 10
+        assert worth(tokens, np.full(10, 0.65), 100.0) == 0
+
+    def test_a_slow_beginning_is_worth_it_for_what_lies_behind(self):
+        """Block by block 1.36 s lost, 0.54 and 0.54 gained, then 0.34 gained: 3 blocks lose, 4 gain 0.06 s."""
+        tokens, seconds = np.full(4, 64), np.array([2.0, 0.1, 0.1, 0.3])
+        assert [worth(tokens[:n], seconds[:n], 100.0) for n in (1, 2, 3, 4)] == [0, 0, 0, 4]
+
+    def test_a_slow_end_is_left_out(self):
+        assert worth(np.full(4, 64), np.array([0.1, 0.1, 0.7, 0.7]), 100.0) == 2
+
+    def test_nothing_is_nothing(self):
+        assert worth(np.zeros(0, np.int64), np.zeros(0), 100.0) == 0
+
+
+class TestPace:
+    def test_it_is_the_average_of_late(self):
+        pace = Pace()
+        pace.observe(NVME, 10_000_000, 0.01, 0.0)
+        assert pace.slowness(NVME, 0.0) == pytest.approx(1e-9)
+        pace.observe(NVME, 10_000_000, 0.02, 1.0)
+        assert pace.slowness(NVME, 1.0) == pytest.approx(1.2e-9)  # a fifth of the way from 1e-9 to 2e-9
+        assert pace.slowness(CPU, 1.0) == 0.0
+        assert pace.slowness(NVME, 1.0 + FRESH) > 0.0
+        assert pace.slowness(NVME, 1.1 + FRESH) == 0.0
+
+    def test_small_transfers_say_nothing(self):
+        pace = Pace()
+        pace.observe(NVME, 1000, 1.0, 0.0)
+        assert pace.slowness(NVME, 0.0) == 0.0
+
+    def test_a_slow_tier_is_declined_and_asked_again_later(self):
+        with Host(stored=range(4)) as host:
+            session = host.session()
+            host.state.pace.observe(NVME, 10 << 20, 10.0, host.now)  # 20,000 bytes take 0.02 s
+            assert session.match(keys(range(4)), 5.0, prefill=64 / 0.01).lease == 0
+            assert host.stats.misses["declined_recompute_cheaper"] == 4
+            assert host.nvme.calls["read"] == 0
+            host.now += FRESH + 1
+            assert len(session.match(keys(range(4)), 5.0, prefill=64 / 0.01).slots) == 4
