@@ -237,7 +237,7 @@ def _filling(folder: Path, memory: NDArray[np.uint8], allocated: NDArray[np.uint
     def prepare(start: int, end: int) -> str:
         if end > allocated[0]:
             if why := _allocate(folder, file, start, end - start):
-                return f"{mib(start)} of {mib(memory.nbytes)} of the arena are ready, and {why}"
+                return f"{mib(start)} of {mib(memory.nbytes)} are allocated, and {why}"
             allocated[0] = end
         if pin is not None:
             pin(memory[start:end])

@@ -69,7 +69,8 @@ def _host(host: Snapshot) -> Iterable[RenderableType]:
             yield Text(fault, style="red")
     arena = host.get("arena")
     if arena and arena["ready"] < arena["capacity"]:
-        yield Text(f"cpu {size(arena['ready'])} of {size(arena['capacity'])} ready {arena['fault']}", style="yellow")
+        why = f": {arena['fault']}" if arena["fault"] else ""
+        yield Text(f"cpu {size(arena['ready'])} of {size(arena['capacity'])} ready{why}", style="yellow")
     hierarchy = host.get("hierarchy")
     if not hierarchy:
         return

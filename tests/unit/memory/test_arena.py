@@ -126,7 +126,7 @@ class TestSteps:
         roomy = shutil.disk_usage
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=self.STEP - 1))
         assert not arena.filling.step()
-        assert (arena.ready, arena.fault.partition(",")[0]) == (self.STEP, "0 MiB of 1 MiB of the arena are ready")
+        assert (arena.ready, arena.fault.partition(",")[0]) == (self.STEP, "0 MiB of 1 MiB are allocated")
         assert "0 MiB free: enlarge the file system" in arena.fault
         monkeypatch.setattr(shutil, "disk_usage", roomy)
         assert arena.filling.step()

@@ -46,6 +46,7 @@ async def test_it_starts_by_itself_and_stops_without_a_trace(settings, door):
     assert status["metrics"] == {"url": "http://here", "fault": ""}
     assert [(hand["tier"], hand["connected"], hand["connects"]) for hand in status["hands"]] == [("nvme", True, 1)]
     assert {tier["tier"] for tier in status["hierarchy"]["tiers"]} == {"cpu", "nvme"}
+    assert status["arena"] == {"ready": 4 << 20, "capacity": 4 << 20, "fault": ""}
     assert await actor.stop(1.0) == {"written": 0, "lost": 0}
     assert door.log == ["start", "stop"]
     assert not settings.arena_dir.exists()

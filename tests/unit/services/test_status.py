@@ -56,6 +56,15 @@ def test_what_is_wrong_is_said(snapshot):
         assert part in text
 
 
+def test_an_arena_that_grows_says_how_far_it_is(snapshot):
+    arena = snapshot["hosts"][0]["arena"] = {"ready": 12 << 30, "capacity": 64 << 30, "fault": ""}
+    assert "cpu 12.0 GiB of 64.0 GiB ready" in shown(snapshot)
+    arena["fault"] = "/dev/shm has 1 MiB free"
+    assert "cpu 12.0 GiB of 64.0 GiB ready: /dev/shm has 1 MiB free" in shown(snapshot)
+    arena["ready"] = arena["capacity"]
+    assert "ready" not in shown(snapshot)
+
+
 def test_numbers_for_people():
     assert [size(n) for n in (0, 1023, 1024, 3 << 29)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
     assert [age(n) for n in (5, 90, 7200, 86400 * 3)] == ["5 s", "1.5 min", "2.0 h", "3.0 d"]
