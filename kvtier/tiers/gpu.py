@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvtier.block import ADDRESS_NBYTES, PAGE, slot_nbytes
 from kvtier.errors import ClosedError, ConfigError
 from kvtier.memory.arena import Arena
+from kvtier.memory.pinning import pieces
 from kvtier.memory.pool import SlotPool
 from kvtier.tiers.base import STORED, Inventory, Slots, TierUsage, stored
 
@@ -177,9 +178,9 @@ class GpuTier:
 
         try:
             with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-                for copy in copies:
-                    outside = self._outside[copy.outside : copy.outside + copy.nbytes]
-                    inside = self._inside[copy.inside : copy.inside + copy.nbytes]
+                for at, inside_at, nbytes in _pieces(copies):
+                    outside = self._outside[at : at + nbytes]
+                    inside = self._inside[inside_at : inside_at + nbytes]
                     into, source = (inside, outside) if inward else (outside, inside)
                     into.copy_(source, non_blocking=self._stream is not None)
             if self._stream:
@@ -206,6 +207,13 @@ class GpuTier:
 
 def _lists(slots: Slots) -> tuple[list[int], list[int]]:
     return slots.offsets.tolist(), slots.nbytes.tolist()
+
+
+def _pieces(copies: Sequence[_Copy]) -> Iterator[tuple[int, int, int]]:
+    """The copies as (outside, inside, bytes), none across two parts of the arena that are pinned apart."""
+    for copy in copies:
+        for outside, nbytes in pieces(copy.outside, copy.nbytes):
+            yield outside, copy.inside + outside - copy.outside, nbytes
 
 
 def _device(name: str) -> torch.device:

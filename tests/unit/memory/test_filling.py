@@ -7,10 +7,15 @@ import threading
 import numpy as np
 import pytest
 
+from kvtier.block import PAGE
 from kvtier.memory import filling as module
 from kvtier.memory import pinning
+from kvtier.memory.arena import Arena
 from kvtier.memory.filling import Filling
 from kvtier.memory.pinning import Pinner, pieces, pin_as_it_grows
+from kvtier.testing.payloads import key_of, payload_of
+from kvtier.tiers.base import Slots
+from kvtier.tiers.gpu import GpuTier
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +121,17 @@ class TestPinning:
         assert rest.wait(10.0)
         filling.close()
         assert pinned == [(0, 100), (100, 100), (200, 50)]
+
+    def test_the_gpu_tier_copies_so_and_loses_nothing(self, monkeypatch):
+        monkeypatch.setattr(pinning, "STEP", PAGE)
+        arena = Arena.private(1 << 20)
+        tier = GpuTier(1 << 20, arena, "cpu")
+        payload = payload_of(7, 20_000)
+        arena.memory[3 * PAGE : 3 * PAGE + 20_000] = np.frombuffer(payload, np.uint8)
+        assert tier.write([key_of(7)], Slots.of([3 * PAGE], [20_000])) == [True]
+        assert tier.read([key_of(7)], Slots.of([20 * PAGE], [20_000])) == [True]
+        assert arena.payload(20 * PAGE, 20_000) == payload
+        tier.close()
 
     @pytest.mark.parametrize(
         ("offset", "nbytes", "expected"),
