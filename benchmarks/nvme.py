@@ -1,9 +1,9 @@
-"""How close is the NVMe tier to the bare device, and how soon is it back after a restart?
+"""How close is the NVMe tier to the bare device?
 
 `nvme.write.*` and `nvme.read.*` are ratios to plain O_DIRECT pwrite and pread of the same bytes, sizes and number of
 threads, on a preallocated file in the same folder, interleaved within the same second. The tier also verifies what it
 reads. Those that end in `.lz4` and `.zstd` are of payloads of real KV that are packed on their way; the ratio is still
-to as many bytes of payload. `nvme.reopen.10000` is the time to open a store of 10,000 blocks of 16 KiB.
+to as many bytes of payload.
 
 The folder is KVTIER_BENCH_DIR, else the working directory's `.bench`; put it on the device that is in question.
 """
@@ -11,8 +11,6 @@ The folder is KVTIER_BENCH_DIR, else the working directory's `.bench`; put it on
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -20,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._harness import Figure, emit, options, paired, seconds
+from benchmarks._harness import Figure, emit, options, paired
+from benchmarks._host import folder_on_disk
 from benchmarks._kv import body_of
 from kvtier.block import slot_nbytes
 from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
-from kvtier.testing.payloads import key_of, payload_of, payload_with
+from kvtier.testing.payloads import LEAST_NBYTES, key_of, payload_with
 from kvtier.tiers.base import Slots
 from kvtier.tiers.nvme import NvmeTier
 
@@ -35,15 +34,8 @@ MIB = 1 << 20
 
 def main() -> None:
     args = options(__doc__)
-    root = Path(os.environ.get("KVTIER_BENCH_DIR", ".bench"))
-    root.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=root))
-    try:
+    with folder_on_disk() as folder:
         emit(figures(folder, smoke=args.smoke), as_json=args.json)
-    finally:
-        shutil.rmtree(folder)
-        if not any(root.iterdir()):
-            root.rmdir()
 
 
 def figures(folder: Path, *, smoke: bool) -> Iterator[Figure]:
@@ -51,18 +43,19 @@ def figures(folder: Path, *, smoke: bool) -> Iterator[Figure]:
         for method in Method if smoke or body == 8 * MIB else (Method.STORED,):
             batch, rounds = (4 * MIB, 2) if smoke else (256 * MIB, 9)
             yield from throughput(folder / f"{body}.{method.name}", body, method, batch=batch, rounds=rounds)
-    yield reopen(folder / "reopen", 500 if smoke else 10_000)
 
 
 def throughput(folder: Path, body: int, method: Method, *, batch: int, rounds: int) -> Iterator[Figure]:
     """One batch of payloads, written to and read from the tier and the bare file, both filled before."""
     count = batch // body
-    slot = slot_nbytes(body + 128)
+    slot = slot_nbytes(body + LEAST_NBYTES)
     arena = Arena.private(count * slot)
-    slots = Slots.of([place * slot for place in range(count)], [body + 128] * count)
+    slots = Slots.of([place * slot for place in range(count)], [body + LEAST_NBYTES] * count)
     keys = [key_of(seed) for seed in range(count)]
     for seed, offset in enumerate(slots.offsets.tolist()):
-        arena.memory[offset : offset + body + 128] = np.frombuffer(payload_with(seed, body_of(seed, body)), np.uint8)
+        arena.memory[offset : offset + body + LEAST_NBYTES] = np.frombuffer(
+            payload_with(seed, body_of(seed, body)), np.uint8
+        )
     capacity = max(3 * batch, 10 * (slot + 4096))
     name = (f"{body // MIB}MiB" if body >= MIB else f"{body // 1024}KiB") + f".{method.name.lower()}" * bool(method)
     with (
@@ -121,28 +114,6 @@ class Bare:
 
     def _all(self, move: Callable[[int], int]) -> None:
         assert all(moved == self.slot for moved in self.pool.map(move, range(len(self.parts))))
-
-
-def reopen(folder: Path, blocks: int) -> Figure:
-    """Written in batches, closed, opened; the page cache holds nothing of it, because the I/O is direct."""
-    nbytes = 16 << 10
-    slot = slot_nbytes(nbytes)
-    batch = 250
-    arena = Arena.private(batch * slot)
-    slots = Slots.of([place * slot for place in range(batch)], [nbytes] * batch)
-    capacity = max(64 * MIB, int(1.3 * blocks * (slot + 4096)))
-    with closing(NvmeTier(folder, capacity, arena)) as tier:
-        for first in range(0, blocks, batch):
-            for seed, offset in enumerate(slots.offsets.tolist(), first):
-                arena.memory[offset : offset + nbytes] = np.frombuffer(payload_of(seed, nbytes), np.uint8)
-            assert all(tier.write([key_of(seed) for seed in range(first, first + batch)], slots))
-
-    def again() -> None:
-        with closing(NvmeTier(folder, capacity, arena)) as tier:
-            assert len(tier.inventory()) == blocks
-
-    took = sorted(seconds(again) for _ in range(5))[2]
-    return Figure(f"nvme.reopen.{blocks}", round(took, 3), "s", "lower", {"us_a_block": round(took / blocks * 1e6, 1)})
 
 
 if __name__ == "__main__":

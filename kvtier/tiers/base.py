@@ -141,7 +141,10 @@ class Tier(Protocol):
         ...
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget these keys; unknown ones are ignored. A tier that outlives its process may know them again later."""
+        """Forget these keys; unknown ones are ignored.
+
+        A tier that outlives its process forgets them for good: at once, or when its device takes that again.
+        """
         ...
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,15 @@ from kvtier.memory.arena import Arena
 from kvtier.testing import payloads, tier
 from kvtier.testing.payloads import key_of
 from kvtier.testing.tier import Desk
-from kvtier.tiers.nvme import NvmeTier, transfer
+from kvtier.tiers.nvme import NvmeTier, log, transfer, writer
+from kvtier.tiers.nvme.health import PAUSE
 from kvtier.tiers.nvme.io import Disk
 from kvtier.tiers.nvme.recovery import FILE
 
 CAPACITY = 512 << 10
 SIZES = (192, 5000, 12_000, 30_000)
 SEEDS = st.integers(0, 40)
+LEFT = st.integers(0, 200_000)
 
 
 def payload_of(seed: int, nbytes: int) -> bytes:
@@ -35,10 +39,11 @@ class Torn(Exception):
 
 
 class CrashingDisk(Disk):
-    """Dies in a write, after some of its bytes; like a process, it writes no more after that."""
+    """Dies in a write, after some of its bytes, or fails there; either way nothing is written after that."""
 
     def __init__(self) -> None:
         self.left: int | None = None
+        self.error: Exception = Torn()
 
     def pwritev(self, fd, buffers, offset):
         if self.left is None:
@@ -49,8 +54,17 @@ class CrashingDisk(Disk):
         if aligned:
             super().pwritev(fd, [_aligned(whole[:aligned])], offset)
         if now < len(whole):
-            raise Torn
+            raise self.error
         return now
+
+    @contextmanager
+    def dying(self, left: int, error: Exception):
+        """From some bytes on nothing is written any more."""
+        self.left, self.error = left, error
+        try:
+            yield
+        finally:
+            self.left = None
 
 
 def _aligned(content: bytes) -> memoryview:
@@ -60,9 +74,10 @@ def _aligned(content: bytes) -> memoryview:
 
 
 class NvmeMachine(RuleBasedStateMachine):
-    """`stored` is what must be there; `maybe` may be there too (removed, dropped or torn, then found on the disk).
+    """`stored` must be there, and `maybe` may be too: what a crash or a fault met. Nothing else may.
 
-    Whatever is claimed after reopening is there, unless the file was ever damaged behind the tier's back.
+    When the file was damaged behind the tier's back, what was `stored` in it ever may be there too; and not all that is
+    claimed need be whole.
     """
 
     def __init__(self) -> None:
@@ -72,7 +87,9 @@ class NvmeMachine(RuleBasedStateMachine):
         self.disk = CrashingDisk()
         self.stored: set[int] = set()
         self.maybe: set[int] = set()
+        self.ever: set[int] = set()
         self.damaged = False
+        self.now = 0.0
 
     @initialize(
         direct=st.booleans(),
@@ -86,6 +103,9 @@ class NvmeMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(tier, "payload_of", payload_of)
         self.patch.setattr(transfer, "TRANSFER", nbytes)
+        self.patch.setattr(writer, "CARRY", nbytes)
+        self.patch.setattr(writer, "UNTABLED", 2)
+        self.patch.setattr(log, "REMOVED_AT_A_TIME", 3)
         self.desk = Desk(self._open(), self.arena, sizes={seed: SIZES[seed % len(SIZES)] for seed in range(41)})
 
     def teardown(self):
@@ -95,8 +115,7 @@ class NvmeMachine(RuleBasedStateMachine):
 
     @rule(seeds=st.lists(SEEDS, max_size=24, unique=True), size=st.sampled_from(SIZES))
     def write(self, seeds, size):
-        """At most 6, so that no batch is larger than the tier."""
-        seeds = [seed for seed in seeds if self.desk.sizes[seed] == size][:6]
+        seeds = self._batch(seeds, size)
         said = self.desk.write(seeds, size)
         self.stored |= set(seeds)
         self._hear_drops()
@@ -110,8 +129,9 @@ class NvmeMachine(RuleBasedStateMachine):
     @rule(seeds=st.lists(SEEDS, max_size=6))
     def remove(self, seeds):
         self.desk.tier.remove([key_of(seed) for seed in seeds])
-        self.maybe |= self.stored & set(seeds)
         self.stored -= set(seeds)
+        self._hear_drops()
+        self.maybe -= set(seeds)
 
     @rule(method=st.sampled_from(Method))
     def reopen(self, method):
@@ -121,24 +141,52 @@ class NvmeMachine(RuleBasedStateMachine):
         self._recover()
         assert [one for one in self.desk.tier.inventory().nbytes.items() if one in before] == before
 
-    @rule(
-        seeds=st.lists(SEEDS, min_size=1, max_size=24, unique=True),
-        size=st.sampled_from(SIZES),
-        left=st.integers(0, 200_000),
-    )
+    @rule(seeds=st.lists(SEEDS, min_size=1, max_size=24, unique=True), size=st.sampled_from(SIZES), left=LEFT)
     def crash_while_writing(self, seeds, size, left):
-        seeds = [seed for seed in seeds if self.desk.sizes[seed] == size][:6]
-        self.disk.left = left
-        try:
+        seeds = self._batch(seeds, size)
+        said = [False] * len(seeds)
+        with self.disk.dying(left, Torn()):
+            with suppress(Torn):
+                said = self.desk.write(seeds, size)
+            self.maybe |= set(seeds)
+            self.stored |= {seed for seed, one in zip(seeds, said, strict=True) if one}
+            self._die()
+        self._recover()
+
+    @rule(seeds=st.lists(SEEDS, max_size=8), left=st.integers(0, 12_000))
+    def crash_while_removing(self, seeds, left):
+        with self.disk.dying(left, Torn()):
+            with suppress(Torn):
+                self.desk.tier.remove([key_of(seed) for seed in seeds])
+            self.maybe |= set(seeds) & self.stored
+            self.stored -= set(seeds)
+            self._die()
+        self._recover()
+
+    @rule(left=st.integers(0, 12_000))
+    def crash_while_closing(self, left):
+        with self.disk.dying(left, Torn()):
+            self._die()
+        self._recover()
+
+    @rule(seeds=st.lists(SEEDS, min_size=1, max_size=24, unique=True), size=st.sampled_from(SIZES), left=LEFT)
+    def fail_while_writing(self, seeds, size, left):
+        """What was refused may be whole on the disk, until the device works again."""
+        seeds = self._batch(seeds, size)
+        with self.disk.dying(left, OSError(errno.EIO, "bad place")):
             said = self.desk.write(seeds, size)
-        except Torn:
-            said = [False] * len(seeds)
-        self.disk.left = None
-        self.maybe |= set(seeds)
         self.stored |= {seed for seed, one in zip(seeds, said, strict=True) if one}
         self._hear_drops()
-        self.desk.tier.close()
-        self._recover()
+        self.maybe |= set(seeds)
+
+    @rule(seeds=st.lists(SEEDS, max_size=8), left=st.integers(0, 12_000))
+    def fail_while_removing(self, seeds, left):
+        with self.disk.dying(left, OSError(errno.EIO, "bad place")):
+            self.desk.tier.remove([key_of(seed) for seed in seeds])
+        self.maybe |= set(seeds) & self.stored
+        self.stored -= set(seeds)
+        self._hear_drops()
+        assert not any(self.desk.contains(seeds))
 
     @precondition(lambda self: self.damaging)
     @rule(at=st.floats(0, 1, exclude_max=True), junk=st.binary(min_size=1, max_size=64))
@@ -165,6 +213,12 @@ class NvmeMachine(RuleBasedStateMachine):
         self._recover(damaged=True)
 
     @invariant()
+    def time_passes(self):
+        """So that a device that failed is tried again."""
+        self.now += 2 * PAUSE
+        self.ever |= self.stored
+
+    @invariant()
     def within_capacity(self):
         usage = self.desk.tier.usage()
         assert usage.used <= usage.capacity
@@ -173,17 +227,32 @@ class NvmeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.stored)
     @invariant()
     def all_found(self):
-        held = set(self.desk.tier.inventory().keys)
-        assert {key_of(seed) for seed in self.stored} == held
+        assert {key_of(seed) for seed in self.stored} == set(self.desk.tier.inventory().keys)
+
+    def _batch(self, seeds, size):
+        """Of one size, and at most 6, so that no batch is larger than the tier."""
+        return [seed for seed in seeds if self.desk.sizes[seed] == size][:6]
 
     def _hear_drops(self):
         gone = {key_of(seed): seed for seed in range(41)}
-        dropped = {gone[key] for key in self.desk.tier.dropped()}
-        self.stored -= dropped
-        self.maybe |= dropped
+        self.stored -= {gone[key] for key in self.desk.tier.dropped()}
 
     def _open(self) -> NvmeTier:
-        return NvmeTier(self.folder, CAPACITY, self.arena, disk=self.disk, direct=self.direct, lossless=self.method)
+        return NvmeTier(
+            self.folder,
+            CAPACITY,
+            self.arena,
+            disk=self.disk,
+            direct=self.direct,
+            lossless=self.method,
+            clock=lambda: self.now,
+        )
+
+    def _die(self):
+        """What the tier had evicted it had overwritten."""
+        self._hear_drops()
+        with suppress(Torn):
+            self.desk.tier.close()
 
     def _recover(self, *, damaged: bool = False):
         self.desk.tier = self._open()
@@ -193,9 +262,9 @@ class NvmeMachine(RuleBasedStateMachine):
         self.damaged |= damaged
         assert self.damaged or claimed == found
         assert damaged or self.stored <= found
-        assert found <= self.stored | self.maybe
+        assert found <= self.stored | self.maybe | (self.ever if self.damaged else set())
         self.desk.tier.dropped()
-        self.maybe |= self.stored
+        self.maybe = self.maybe if self.damaged else set()
         self.stored = found
 
 

@@ -18,7 +18,7 @@ class Record:
         nbytes: bytes of the payload.
         slot: the memory, a multiple of 4 KiB.
         packed: bytes that lie in the file in place of the payload's, or 0.
-        content: where these are in memory, while it is written.
+        content: where these are in memory, while it is written, and after it was read if that is asked for.
     """
 
     offset: int

@@ -1,21 +1,19 @@
-"""From a folder to a log: create the file, or set a foreign one aside, or scan it."""
+"""From a folder to a log: create the file, or set a foreign one aside, or read what is in it."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtier.block import PAGE, slot_nbytes
+from kvtier.block import PAGE
 from kvtier.errors import ConfigError
 from kvtier.memory.lock import FileLock, own
 from kvtier.tiers.nvme.io import Disk, RegionFile, pages
-from kvtier.tiers.nvme.log import Life, RegionLog
-from kvtier.tiers.nvme.record import Record, wrong
-from kvtier.tiers.nvme.regions import STORE_ID_NBYTES, Frame, Geometry, Superblock, checksum
+from kvtier.tiers.nvme.log import RegionLog
+from kvtier.tiers.nvme.regions import STORE_ID_NBYTES, Geometry, Superblock
+from kvtier.tiers.nvme.scan import Scan
 
 FILE = "regions"
 
@@ -64,8 +62,8 @@ def open_store(folder: Path, geometry: Geometry, disk: Disk, *, direct: bool, th
         raise ConfigError(_unusable(folder, geometry, exc)) from exc
     if direct and not file.direct:
         notes.append(f"{folder} refuses direct I/O: buffered I/O is used, which costs speed and page cache")
-    log = RegionLog(geometry)
-    log.adopt(_Scan(file, superblock.store, geometry, notes).lives(threads))
+    log = RegionLog(geometry, int.from_bytes(disk.random(8), "little"))
+    log.adopt(Scan(file, superblock.store, geometry, notes).lives(threads))
     return Opened(file, superblock.store, log, tuple(notes), lock)
 
 
@@ -131,82 +129,3 @@ def _unusable(folder: Path, geometry: Geometry, exc: OSError) -> str:
             "lower, free space, or set nvme.path to another disk"
         )
     return f"the NVMe tier cannot use {folder}: {exc}; set nvme.path to a folder that this user may write"
-
-
-class _Scan:
-    """One pass over the frames of all regions."""
-
-    def __init__(self, file: RegionFile, store: bytes, geometry: Geometry, notes: list[str]) -> None:
-        self._file = file
-        self._store = store
-        self._geometry = geometry
-        self._notes = notes
-
-    def lives(self, threads: int) -> list[Life | None]:
-        """What can be trusted of each region."""
-        with ThreadPoolExecutor(threads, "nvme-scan") as pool:
-            lives = list(pool.map(self._life, range(self._geometry.count)))
-        known = [life for life in lives if life is not None]
-        ends = {life.sequence - 1: life.former_tail for life in known}
-        for region, life in enumerate(lives):
-            if life is not None and (end := ends.get(life.sequence)) is not None:
-                _cut(life, self._geometry.start(region) + end)
-        if known:
-            self._cut_torn(max(known, key=lambda life: life.sequence))
-        return lives
-
-    def _life(self, region: int) -> Life | None:
-        """Follow the frames of a region to the first that does not continue them."""
-        start = self._geometry.start(region)
-        at, end = start, start + self._geometry.region_nbytes
-        page = pages(1)
-        links: list[tuple[Frame, bytes]] = []
-        while at < end:
-            try:
-                self._file.read(at, [page])
-            except OSError as exc:
-                self._notes.append(f"region {region} could not be read at {at}: {exc}")
-                break
-            found = Frame.unpack(self._store, page)
-            if found is None or not _continues(links, found[0], at, end):
-                break
-            links.append(found)
-            at += found[0].span
-        if not links:
-            return None
-        first, _ = links[0]
-        return Life(first.sequence, first.settled, first.previous, links)
-
-    def _cut_torn(self, newest: Life) -> None:
-        """Cut the newest life at the first payload that was being written when the last process ended."""
-        start = newest.links[0][0].offset
-        settled = start + max((frame.settled for frame, _ in newest.links[1:]), default=0)
-        for frame, _ in newest.links:
-            if frame.offset >= settled and not self._is_whole(frame):
-                _cut(newest, frame.offset)
-                return
-
-    def _is_whole(self, frame: Frame) -> bool:
-        slot = pages(slot_nbytes(frame.nbytes) // PAGE)
-        record = Record(frame.offset, frame.key, frame.nbytes, slot, frame.packed)
-        content = pages(record.length // PAGE) if record.packed else slot
-        try:
-            self._file.read(frame.offset + PAGE, [content])
-        except OSError:
-            return False
-        return wrong(record, content) is None
-
-
-def _continues(links: Sequence[tuple[Frame, bytes]], frame: Frame, at: int, end: int) -> bool:
-    """Whether a whole frame found at `at` is the next one of this life."""
-    if frame.offset != at or not 0 < (frame.packed or frame.nbytes) <= frame.span <= end - at or not frame.sequence:
-        return False
-    if not links:
-        return True
-    last, sealed = links[-1]
-    return frame.sequence == last.sequence and frame.previous == checksum(sealed)
-
-
-def _cut(life: Life, end: int) -> None:
-    """Forget what lies at `end` and behind: it was never acknowledged."""
-    life.links[:] = [link for link in life.links if link[0].offset < end]

@@ -91,7 +91,11 @@ class Transfer:
         contents: list[memoryview] = []
         buffers: list[memoryview] = []
         for record in run:
-            content, room = (room[: record.length], room[record.length :]) if record.packed else (record.slot, room)
+            content = record.slot
+            if record.content is not None:
+                content = record.content[: record.length]
+            elif record.packed:
+                content, room = room[: record.length], room[record.length :]
             contents.append(content)
             buffers += (self._skipped, content)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ class FaultyDisk(Disk):
         self.before: dict[str, Callable[[int], None]] = {}
         self.calls: dict[str, int] = {}
         self.at_most: int | None = None
+        self.written = 0
 
     def open(self, path, flags):
         self._enter("open", flags)
@@ -37,7 +39,9 @@ class FaultyDisk(Disk):
 
     def pwritev(self, fd, buffers, offset):
         self._enter("pwritev", offset)
-        return super().pwritev(fd, self._some(buffers), offset)
+        moved = super().pwritev(fd, self._some(buffers), offset)
+        self.written += moved
+        return moved
 
     def _some(self, buffers):
         """The kernel may move less than it was asked to."""
@@ -70,10 +74,14 @@ def clock() -> Clock:
 
 @pytest.fixture
 def open_nvme(tmp_path: Path, disk: FaultyDisk, clock: Clock):
-    """Open the one store of a test; the tier opened before is closed first."""
+    """Open the one store of a test; the tier opened before is closed first, or with `crashed` ends as by kill -9."""
     desks: list[Desk] = []
 
-    def open_it(capacity: int = 1 << 20, **options) -> Desk:
+    def open_it(capacity: int = 1 << 20, *, crashed: bool = False, **options) -> Desk:
+        if crashed:
+            errors, disk.errors = disk.errors, {"pwritev": errno.EIO}
+            close()
+            disk.errors = errors
         close()
         arena = Arena.private(4 << 20)
         tier = NvmeTier(tmp_path / "store", capacity, arena, disk=disk, clock=clock, **options)
