@@ -13,7 +13,7 @@ from kvtier.client.local import LocalSession
 from kvtier.config import Config
 from kvtier.config.load import parse
 from kvtier.errors import ConfigError
-from kvtier.hierarchy.cache import Hierarchy, Limits
+from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from kvtier.memory.pinning import resolve_device
@@ -83,7 +83,8 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
         )
     store = LocalStore()
     limits = Limits.of(arena.capacity, high=settings.cpu.high, low=settings.cpu.low, pinned=settings.cpu.pinned)
-    hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("local")), limits=limits)
+    rules = Rules(settings.cpu.policy, settings.nvme.admission, settings.nvme.endurance)
+    hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("local")), limits=limits, rules=rules)
     closing: list[Callable[[], None]] = [hierarchy.close]
     return Cache(LocalSession(hierarchy), threads=threads, closing=closing)
 

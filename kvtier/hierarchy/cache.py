@@ -12,7 +12,7 @@ from typing import Any
 from kvtier.block import slot_nbytes
 from kvtier.hierarchy import loading, report, retention, saving
 from kvtier.hierarchy.answers import Matched, Reserved
-from kvtier.hierarchy.limits import Limits
+from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
 from kvtier.hierarchy.mover import Mover
 from kvtier.hierarchy.state import Clock, State
@@ -21,7 +21,7 @@ from kvtier.memory.arena import Arena
 from kvtier.tiers.base import Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
-__all__ = ["Hierarchy", "Limits"]
+__all__ = ["Hierarchy", "Limits", "Rules"]
 
 
 class Hierarchy:
@@ -32,6 +32,7 @@ class Hierarchy:
         tiers: the other tiers.
         index: where blocks are published.
         limits: see `Limits`.
+        rules: see `Rules`.
         clock: seconds since the epoch.
         writer_gone: whether a cut-off session is known to write no more.
     """
@@ -43,12 +44,13 @@ class Hierarchy:
         index: Index,
         *,
         limits: Limits | None = None,
+        rules: Rules | None = None,
         clock: Clock = time.time,
         writer_gone: Callable[[int], bool] = lambda _session: True,
     ) -> None:
         self.arena = arena
         self.limits = limits or Limits.of(arena.capacity)
-        self.state = State(CpuTier(arena), tiers, index, clock)
+        self.state = State(CpuTier(arena), tiers, index, clock, rules)
         self.mover = Mover(self.state, high=self.limits.high, low=self.limits.low)
         self._writer_gone = writer_gone
         with self.state.lock:

@@ -1,4 +1,4 @@
-"""How much one session may hold, and when old blocks move down."""
+"""How much one session may hold, when old blocks move down, and which."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ class Limits:
     def of(cls, capacity: int, *, high: float = 0.9, low: float = 0.8, pinned: float = 0.25) -> Limits:
         """The defaults for a CPU tier of this size."""
         return cls(capacity // 10 * 9, capacity // 2, high=high, low=low, pinned=pinned)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What leaves the CPU tier first, and what of it is written to NVMe.
+
+    Attributes:
+        policy: name of the CPU tier's eviction policy.
+        admission: rule of `kvtier.eviction.admission.Admission`.
+        endurance: bytes that NVMe may write a day; 0 for no limit.
+    """
+
+    policy: str = "lru"
+    admission: str = "auto"
+    endurance: int = 0

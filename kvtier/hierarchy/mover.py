@@ -85,7 +85,8 @@ class Mover:
         left = 0
         for batch in transfer.batches(state, keys):
             with transfer.pinned(state, self._rows(batch)) as here:
-                transfer.write(state, TierNumber.NVME, [block for block in here if block.tiers == ONLY_CPU])
+                coming = transfer.admitted(state, [block for block in here if block.tiers == ONLY_CPU])
+                transfer.write(state, TierNumber.NVME, coming)
             left += self._evict(here)
         return left
 

@@ -66,6 +66,7 @@ def status(state: State) -> dict[str, Any]:
             "pinned_nbytes": state.ledger.pinned_nbytes,
             "held": [asdict(held) for held in state.ledger.held(now)[:HELD]],
             "bandwidth": {_name(t): 1 / slow for t in TierNumber if (slow := state.pace.slowness(t, now))},
+            "admission": {"selective": state.admission.selective, "refused": dict(state.admission.refused)},
             "index": state.index.status(),
             **state.stats.as_dict(),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -30,6 +31,7 @@ def reserve(
     grants = np.zeros(len(keys) - start, GRANT)
     kept = staging_nbytes(state, limits)
     now = state.clock()
+    ends = list(accumulate(map(slot_nbytes, nbytes)))
     ancestor = keys[start - 1] if start else None
     booked = Reservation(session, [], [], [], [], [], ancestor, list(keys[start:]), now)
     reason = ""
@@ -42,8 +44,8 @@ def reserve(
             row = state.row(key)
             if row is not None:
                 # What has expired is about to be dropped.
-                alive = state.table.alive(np.array([row]), now)
-                grants[i]["state"] = GrantState.STORED if alive else GrantState.BUSY
+                over = 0 < state.table.expires[row] <= now
+                grants[i]["state"] = GrantState.BUSY if over else GrantState.STORED
                 continue
             if key in state.ledger.writing or key in state.forgetting:
                 grants[i]["state"] = GrantState.BUSY
@@ -51,8 +53,8 @@ def reserve(
             reason = _refusal(state, size, budget, kept, first=budget == limits.session_reserved)
             slot = None
             if not reason:
-                wanted = min(sum(map(slot_nbytes, nbytes[i : i + AHEAD])), budget)
-                slot = grant_at_once(state, size, session, room=Room(kept, wanted), spared=ancestors)
+                coming = min(ends[min(i + AHEAD, len(ends)) - 1] - ends[i] + slot_nbytes(size), budget)
+                slot = grant_at_once(state, size, session, room=Room(kept, coming), spared=ancestors)
                 reason = "" if slot else "pressure"
             if slot is None:
                 grants[i:]["state"] = GrantState.REFUSED

@@ -112,10 +112,8 @@ class Stager:
         pins: list[int] = []
         try:
             for keys in transfer.batches(self._state, list(wanted)):
-                if self._closing or not self.fetch(keys, wanted, pins):
+                if self._closing or not self.fetch(keys, wanted, pins, asked=asked):
                     break
-                if asked:
-                    self._note_origin(keys, wanted)
                 arrived, staging.step = staging.step, _running()
                 arrived.set_result(len(pins))
             for other in others:
@@ -136,28 +134,22 @@ class Stager:
         staging.done.set_result(len(pins))
         staging.step.set_result(len(pins))
 
-    def _note_origin(self, keys: Sequence[bytes], origin: dict[bytes, TierNumber]) -> None:
-        state = self._state
-        with state.lock:
-            for key in keys:
-                row = state.row(key)
-                if row is not None and state.table.has(row, TierNumber.CPU):
-                    state.table.came[row] = origin[key]
-
-    def fetch(self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int]) -> bool:
+    def fetch(
+        self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int], *, asked: bool = False
+    ) -> bool:
         """Bring one batch, appending the slots to `pins`, which the caller releases; whether all of it is there."""
         landings: dict[TierNumber, list[transfer.Landing]] = {}
         whole = True
-        for key in keys:
+        for place, key in enumerate(keys):
             if self._is_here(key):
                 continue
-            landing = self._landing(key)
+            landing = self._landing(key, len(keys) - place)
             if landing is None:
                 whole = False
                 break
             landings.setdefault(origin[key], []).append(landing)
         for tier, slots in landings.items():
-            arrived = transfer.read(self._state, tier, slots)
+            arrived = transfer.read(self._state, tier, slots, asked=asked)
             whole = whole and len(arrived) == len(slots)
             pins.extend(arrived)
         return whole
@@ -167,8 +159,8 @@ class Stager:
             row = self._state.row(key)
             return row is not None and self._state.table.has(row, TierNumber.CPU)
 
-    def _landing(self, key: bytes) -> transfer.Landing | None:
-        """A slot for a block that comes in; old blocks are moved down for it where needed."""
+    def _landing(self, key: bytes, coming: int) -> transfer.Landing | None:
+        """A slot for a block that comes in; old blocks are moved down for it, and others that come, where needed."""
         state = self._state
         while True:
             with state.lock:
@@ -179,7 +171,7 @@ class Stager:
                 slot = state.cpu.grant(nbytes)
                 if slot is not None:
                     return transfer.Landing(key, *slot, nbytes, int(state.table.life[row]))
-                victims = choose(state, nbytes, nbytes * transfer.BATCH_BLOCKS // 4)
+                victims = choose(state, nbytes, nbytes * coming - state.cpu.pool.free_nbytes)
             if not self._demote(victims.rows):
                 with state.lock:
                     state.stats.faults["staging_no_room"] += 1

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from kvtier.block import BlockHeader, slot_nbytes
 from kvtier.errors import TierUnavailable
+from kvtier.eviction.admission import Admission
 from kvtier.eviction.base import EvictionPolicy
-from kvtier.eviction.lru import PrefixLRU
+from kvtier.eviction.registry import policy
 from kvtier.hierarchy.ledger import Ledger
+from kvtier.hierarchy.limits import Rules
 from kvtier.hierarchy.pace import Pace
 from kvtier.hierarchy.stats import Stats
 from kvtier.hierarchy.table import BlockTable
@@ -37,7 +39,10 @@ class State:
     Methods are called with `lock` held.
     """
 
-    def __init__(self, cpu: CpuTier, tiers: Mapping[TierNumber, Tier], index: Index, clock: Clock) -> None:
+    def __init__(
+        self, cpu: CpuTier, tiers: Mapping[TierNumber, Tier], index: Index, clock: Clock, rules: Rules | None = None
+    ) -> None:
+        rules = rules or Rules()
         self.lock = threading.RLock()
         self.table = BlockTable()
         self.ledger = Ledger()
@@ -46,9 +51,12 @@ class State:
         self.tiers = dict(tiers)
         self.index = index
         self.clock = clock
-        self.policies: dict[TierNumber, EvictionPolicy] = {TierNumber.CPU: PrefixLRU()}
+        self.policies: dict[TierNumber, EvictionPolicy] = {
+            TierNumber.CPU: policy(rules.policy, lambda row: self.table.keys[row])
+        }
         if TierNumber.GPU in self.tiers:
-            self.policies[TierNumber.GPU] = PrefixLRU()
+            self.policies[TierNumber.GPU] = policy("lru")
+        self.admission = Admission(rules.admission, rules.endurance, clock)
         self.at: dict[int, int] = {}
         """Row of the block in each slot of the arena."""
         self.forgetting: Counter[bytes] = Counter()
@@ -79,8 +87,8 @@ class State:
     def adopt(self, row: int, parent: int) -> None:
         """The parent of a block that did not know it is this one."""
         self.table.adopt(row, parent)
-        for policy in self.policies.values():
-            policy.adopt(row, parent)
+        for order in self.policies.values():
+            order.adopt(row, parent)
 
     def link(self, rows: NDArray[np.int64]) -> None:
         """These are a chain: blocks that a tier brought from an earlier life did not know that."""
@@ -102,8 +110,8 @@ class State:
     def touch(self, rows: NDArray[np.int64]) -> None:
         """A chain, or what is there of it, was used."""
         masks = self.table.tiers[rows]
-        for tier, policy in self.policies.items():
-            policy.touch(rows[(masks >> tier & 1) > 0].tolist())
+        for tier, order in self.policies.items():
+            order.touch(rows[(masks >> tier & 1) > 0].tolist())
 
     def place(self, row: int, offset: int, generation: int, header: BlockHeader) -> None:
         """This slot holds the block, which is about to `enter` the CPU tier; the table keeps its first reference."""
@@ -114,26 +122,26 @@ class State:
 
     def enter(self, rows: Sequence[int], tier: TierNumber) -> None:
         """A tier has these blocks now."""
-        table, policy = self.table, self.policies.get(tier)
+        table, order = self.table, self.policies.get(tier)
         better = [row for row in rows if tier < (table.best(row) or len(TierNumber) + 1)]
         table.tiers[list(rows)] |= 1 << tier
         sizes = table.nbytes[list(rows)].tolist()
-        if policy is not None:
+        if order is not None:
             for row, nbytes in zip(rows, sizes, strict=True):
-                policy.insert(row, slot_nbytes(nbytes), table.parent_of(row))
+                order.insert(row, slot_nbytes(nbytes), table.parent_of(row))
         self._tell(better, tier)
 
     def leave(self, rows: Sequence[int], tier: TierNumber, why: str) -> None:
         """A tier no longer has these blocks; what no tier has any more is dropped."""
-        table, policy = self.table, self.policies.get(tier)
+        table, order = self.table, self.policies.get(tier)
         here = [row for row in dict.fromkeys(rows) if table.has(row, tier)]
         if not here:
             return
         best = [table.best(row) for row in here]
         table.tiers[here] &= ~np.uint8(1 << tier)
-        if policy is not None:
+        if order is not None:
             for row in here:
-                policy.remove(row)
+                order.remove(row)
         if tier is TierNumber.CPU:
             self._free(here)
         left: dict[int, list[int]] = {}
@@ -155,9 +163,9 @@ class State:
 
     def _drop(self, rows: Sequence[int], why: str) -> None:
         """No tier has these blocks any more."""
-        for policy in self.policies.values():
+        for order in self.policies.values():
             for row in rows:
-                policy.forget(row)
+                order.forget(row)
         if rows:
             self.index.discard([self.table.remove(row) for row in rows])
             self.stats.dropped[why] += len(rows)

@@ -103,10 +103,16 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
     return refused
 
 
-def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[int]:
+def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: bool = False) -> list[int]:
     """Copy blocks of another tier into granted slots; the slots that hold a block now, pinned once for the caller.
 
     What the tier does not have or cannot verify is forgotten there; slots that hold nothing are given back.
+
+    Args:
+        state: of the host.
+        tier: to read from.
+        landings: slots, and what they wait for.
+        asked: somebody waits for the blocks, and will be told where they came from.
     """
     keys = [landing.key for landing in landings]
     slots = Slots.of([landing.offset for landing in landings], [landing.nbytes for landing in landings])
@@ -133,12 +139,29 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing]) -> list[in
             if row is not None and header is None and answer is not None and table.has(row, tier):
                 lost.append(row)
         state.enter(placed, TierNumber.CPU)
+        table.came[placed] = tier if asked else 0
         if lost:
             state.stats.faults[f"{name}_lost"] += len(lost)
             state.leave(lost, tier, f"{name}_lost")
-        state.pace.observe(tier, int(table.nbytes[placed].sum()), took, state.clock())
+        sizes = table.nbytes[placed]
+        state.pace.observe(tier, int(sizes.sum()), took, state.clock())
+        if tier is TierNumber.NVME and placed:
+            state.admission.read([table.keys[row] for row in placed], sizes.tolist())
         state.cpu.pool.retain(np.array(arrived, np.int64))
     return arrived
+
+
+def admitted(state: State, held: Sequence[Held]) -> list[Held]:
+    """Those of these pinned blocks that NVMe shall have; they are about to leave the CPU tier."""
+    usage = ask(state, TierNumber.NVME, lambda tier: tier.usage()) if held and TierNumber.NVME in state.tiers else None
+    if usage is None:
+        return list(held)
+    with state.lock:
+        rows = [state.row(block.key) for block in held]
+        again = [row is not None and bool(state.table.hits[row]) for row in rows]
+        state.admission.usage(usage.used, usage.capacity, usage.counters.get("device_nbytes", 0))
+        answer = state.admission.admit([block.key for block in held], [block.nbytes for block in held], again)
+    return [block for block, ok in zip(held, answer, strict=True) if ok]
 
 
 def remove(state: State, tier: TierNumber, keys: Sequence[bytes]) -> None:

@@ -66,6 +66,7 @@ class HierarchyMachine(RuleBasedStateMachine):
 
     @initialize(nvme=st.booleans(), gpu=st.booleans())
     def open(self, nvme, gpu):
+        self.now = 1.0
         self.folder = Path(tempfile.mkdtemp(prefix="kvtier-test-"))
         self.arena = Arena.private(CAPACITY)
         tiers: dict[TierNumber, Tier] = {}
@@ -86,7 +87,6 @@ class HierarchyMachine(RuleBasedStateMachine):
         self.reservations: list[tuple[int, list[int], int, Reserved]] = []
         self.committed: set[int] = set()
         self.asked = 0
-        self.now = 1.0
 
     def teardown(self):
         if not hasattr(self, "hierarchy"):

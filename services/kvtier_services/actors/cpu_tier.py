@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvtier.errors import KVTierError, TierUnavailable
-from kvtier.hierarchy.cache import Hierarchy, Limits
+from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
 from kvtier.memory.pinning import Pinner
@@ -209,7 +209,8 @@ class CpuTierActor:
         self._door = door
 
     def _build(self) -> Hierarchy:
-        settings, parts, cpu = self._settings, self._parts, self._settings.config.cpu
+        settings, parts = self._settings, self._parts
+        cpu, nvme = settings.config.cpu, settings.config.nvme
         make_folder(settings.arena_dir, "arena_dir", settings.config.group)
         arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode, pin=self._pin)
         try:
@@ -222,6 +223,7 @@ class CpuTierActor:
                 self._hands,
                 parts.index(settings),
                 limits=Limits.of(arena.capacity, high=cpu.high, low=cpu.low, pinned=cpu.pinned),
+                rules=Rules(cpu.policy, nvme.admission, nvme.endurance),
                 writer_gone=parts.writer_gone(arena),
             )
         except BaseException:
