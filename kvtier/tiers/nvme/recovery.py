@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +56,23 @@ def open_store(folder: Path, geometry: Geometry, disk: Disk, *, direct: bool, th
     path = folder / FILE
     notes: list[str] = []
     try:
-        superblock = _existing(path, geometry, disk, notes) or _create(path, geometry, disk)
+        superblock, former = _existing(path, geometry, disk, notes), None
+        if superblock is None:
+            superblock = _create(path, geometry, disk)
+        elif superblock.geometry.count > geometry.count:
+            with closing(RegionFile(path, disk, direct=direct)) as file:
+                former = _log(file, superblock, disk, [], threads).entries
+        superblock = _fit(path, superblock, geometry, disk, notes)
         file = RegionFile(path, disk, direct=direct)
     except OSError as exc:
         lock.close()
         raise ConfigError(_unusable(folder, geometry, exc)) from exc
     if direct and not file.direct:
         notes.append(f"{folder} refuses direct I/O: buffered I/O is used, which costs speed and page cache")
-    log = RegionLog(geometry, int.from_bytes(disk.random(8), "little"))
-    log.adopt(Scan(file, superblock.store, geometry, notes).lives(threads))
+    log = _log(file, superblock, disk, notes, threads)
+    if former is not None:
+        # What was cut off may have said that a key is removed, or where it lies since.
+        log.forget([key for key, place in log.entries.items() if former.get(key) != place])
     return Opened(file, superblock.store, log, tuple(notes), lock)
 
 
@@ -72,8 +81,14 @@ def _locked(folder: Path) -> FileLock:
     return own(folder, "NVMe tier", "nvme.path")
 
 
+def _log(file: RegionFile, superblock: Superblock, disk: Disk, notes: list[str], threads: int) -> RegionLog:
+    log = RegionLog(superblock.geometry, int.from_bytes(disk.random(8), "little"))
+    log.adopt(Scan(file, superblock.store, superblock.geometry, notes).lives(threads))
+    return log
+
+
 def _existing(path: Path, geometry: Geometry, disk: Disk, notes: list[str]) -> Superblock | None:
-    """The superblock of the file that is there, made to fit; None after a file of another kind was set aside."""
+    """The superblock of the file that is there; None after a file of another kind was set aside."""
     try:
         fd = disk.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -83,19 +98,28 @@ def _existing(path: Path, geometry: Geometry, disk: Disk, notes: list[str]) -> S
         found = Superblock.unpack(page[: disk.preadv(fd, [page], 0)])
         if isinstance(found, Superblock) and found.geometry.region_nbytes != geometry.region_nbytes:
             found = f"its regions have {found.geometry.region_nbytes} bytes, not {geometry.region_nbytes}"
-        if isinstance(found, Superblock):
-            disk.allocate(fd, geometry.file_nbytes)
-            if found.geometry != geometry:
-                notes.append(f"{path} was resized from {found.geometry.count} to {geometry.count} regions")
-                found = Superblock(found.store, geometry)
-                _write(disk, fd, found)
-            return found
     finally:
         os.close(fd)
+    if isinstance(found, Superblock):
+        return found
     aside = next(p for n in range(1, 1 << 20) if not (p := path.with_name(f"{FILE}.aside-{n}")).exists())
     path.rename(aside)
     notes.append(f"{path} was set aside as {aside.name}, because {found}; it is not counted, delete it for its space")
     return None
+
+
+def _fit(path: Path, found: Superblock, geometry: Geometry, disk: Disk, notes: list[str]) -> Superblock:
+    """Give the file its size."""
+    fitting = Superblock(found.store, geometry)
+    fd = disk.open(path, os.O_RDWR)
+    try:
+        disk.allocate(fd, geometry.file_nbytes)
+        if found != fitting:
+            notes.append(f"{path} was resized from {found.geometry.count} to {geometry.count} regions")
+            _write(disk, fd, fitting)
+    finally:
+        os.close(fd)
+    return fitting
 
 
 def _create(path: Path, geometry: Geometry, disk: Disk) -> Superblock:

@@ -76,6 +76,8 @@ class NvmeTier:
         self._writing = threading.Lock()
         """Held by whoever uses the writer; taken before the state's lock."""
         self._closed = False
+        if self._state.log.removed:
+            self._writer.remove()
 
     @property
     def direct(self) -> bool:

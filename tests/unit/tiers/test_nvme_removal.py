@@ -163,3 +163,15 @@ def test_a_removal_that_is_damaged_is_said(open_nvme, tmp_path):
     desk = open_nvme(crashed=True)
     assert desk.contains([1, 2]) == [True, True]
     assert "may be back" in desk.tier.notes[0]
+
+
+def test_removed_keys_stay_removed_when_the_store_shrinks(open_nvme):
+    """The removal lies in a region that is cut off; to say it again needs room, and so the oldest region."""
+    desk = open_nvme(2 << 20, region_nbytes=REGION)
+    for seed in range(EACH * COUNT + 15):
+        desk.write([seed], 5000)
+    remove(desk, 10, 11)
+    assert desk.tier.usage().used > 1 << 20
+    for _ in range(2):
+        shrunk = open_nvme(1 << 20, region_nbytes=REGION, crashed=True)
+        assert shrunk.tier.inventory().keys == [key_of(seed) for seed in range(12, EACH * COUNT)]
