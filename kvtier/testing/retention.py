@@ -45,7 +45,7 @@ class RetentionKit:
         assert -100.0 <= held["age"] < 0
         assert other.unpin(chain(0, 6)) == 4
         assert other.unpin(chain(0, 6)) == 0
-        assert other.move(chain(0, 4), TierNumber.NVME, PATIENCE) == 4
+        assert eventually(lambda: other.move(chain(0, 4), TierNumber.NVME, PATIENCE) == 4)
 
     def test_pins_end(self, open_session: OpenSession) -> None:
         session = open_session()
