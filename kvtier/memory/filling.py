@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-STEP = 256 << 20
-"""Bytes: a tenth of a second to allocate, so that the first is there at once. Steps begin at multiples of it, in every
-process."""
+STEP = 64 << 20
+"""Bytes: some hundredths of a second to allocate, so that the first is there at once. Steps begin at multiples of it,
+in every process."""
 RETRY = 5.0
 """Seconds until a step that could not be done is tried again."""
 
@@ -41,7 +41,7 @@ class Filling:
         self._prepare = prepare
         self._retry = retry
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvtier-fill", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def step(self) -> bool:
         """Do the next step, if there is one and it can be done; whether it was."""
@@ -56,12 +56,13 @@ class Filling:
     def start(self) -> None:
         """Do all other steps in the background."""
         if self.ready < self._size:
+            self._thread = threading.Thread(target=self._run, name="kvtier-fill", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
         """Stop; a step that is being done ends first. Idempotent."""
         self._closing.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
