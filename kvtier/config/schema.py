@@ -45,7 +45,10 @@ class CpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The arena: memory that every engine of the host maps."""
 
     capacity: Annotated[
-        Size, Meta(description="Memory of the CPU tier. Default: a quarter of what is available, at most 4GiB.")
+        Size,
+        Meta(
+            description="Memory of the CPU tier. Default: a quarter of what machine and container leave, at most 4GiB."
+        ),
     ] = field(default_factory=_default_cpu_capacity)
     high: Annotated[Part, Meta(description="Part in use above which old blocks move down to NVMe.")] = 0.9
     low: Annotated[Part, Meta(description="Part in use at which moving down stops.")] = 0.8

@@ -1,6 +1,8 @@
 """Where payloads lie in memory.
 
     arena       one region of shared memory that every process of the host maps
+    filling     makes a region usable in steps, in the background
+    limits      whether an arena fits: file system, machine, control groups
     pool        which byte ranges of a region are slots, and how often each is referred to
     lock        file locks that fall when their process dies
     pinning     page-locking for CUDA
@@ -13,6 +15,11 @@ by its offset. Two tables hold one word for each page of the arena:
                   copy
     writers       number of the session that may be writing there, 0 for none; it is in the file, so that it outlives
                   the process that grants
+
+An arena's file has its full size from the beginning, and its memory in steps: allocated, cleared, pinned, and only
+then granted from. How much is allocated stands in the file, so a new owner goes on where the dead one was; how much is
+ready is the owner's own, because pinning is. A pool that is smaller than the arena at first quarantines what a former
+owner's sessions may still be writing into when it grows over it: nothing there was granted in this life before.
 
 Several models share one arena without fragmenting it because the pool cuts segments, each for one size class, and takes
 a segment back whole. Classes are exact sizes, not powers of two: a model's blocks all have one size, so nothing is lost

@@ -277,6 +277,11 @@ def test_less_than_a_page_is_too_small(folder):
         Arena.own(folder, PAGE - 1)
 
 
+def test_private_memory_that_does_not_fit_is_refused_too():
+    with pytest.raises(ConfigError, match="set cpu.capacity to at most"):
+        Arena.private(1 << 60)
+
+
 def test_every_page_of_a_slot_moves_on():
     """A slot of another size may have begun at any of them, and somebody may still be copying it without a lease."""
     arena = Arena.private(SIZE)
