@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -15,6 +17,10 @@ from kvtier.hierarchy.room import choose
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
 
+AHEAD = 2
+"""Batches of a flight that are under way at a time."""
+FIRST_NBYTES, STAGED_NBYTES = 4 << 20, 16 << 20
+"""Bytes of its first batch and of the others: who waits begins to decode when the first is there."""
 FLIGHTS = 256
 """Requests that may wait for staging; what is in other tiers is not there for more of them."""
 PATIENCE = 30.0
@@ -49,6 +55,7 @@ class Stager:
         self._demote = demote
         self._flights: dict[bytes, Staging] = {}
         self._threads = ThreadPoolExecutor(threads, "kvtier-stage")
+        self._fetchers = ThreadPoolExecutor(threads * AHEAD, "kvtier-fetch")
         self._waiting = 0
         self._closing = False
 
@@ -56,6 +63,7 @@ class Stager:
         """Stop; batches under way end first, and no flight is left pending."""
         self._closing = True
         self._threads.shutdown(wait=True)
+        self._fetchers.shutdown(wait=True)
 
     def drain(self) -> None:
         """Wait until nothing is flying."""
@@ -110,20 +118,49 @@ class Stager:
 
     def _fly(self, staging: Staging, wanted: dict[bytes, TierNumber], others: list[Staging], asked: bool) -> None:  # noqa: FBT001
         pins: list[int] = []
+        began = time.perf_counter()
         try:
-            for keys in transfer.batches(self._state, list(wanted)):
-                if self._closing or not self.fetch(keys, wanted, pins, asked=asked):
-                    break
-                arrived, staging.step = staging.step, _running()
-                arrived.set_result(len(pins))
+            for arrived in self._arrivals(wanted, asked=asked):
+                pins += arrived
+                step, staging.step = staging.step, _running()
+                step.set_result(len(pins))
+            self._observe(wanted, pins, time.perf_counter() - began)
             for other in others:
                 with suppress(FutureTimeout):
                     other.done.result(PATIENCE)
         except Exception:  # noqa: BLE001 - a flight that fails is a miss for those who wait
-            with self._state.lock:
-                self._state.stats.faults["staging_error"] += 1
+            self._failed()
         finally:
             self._land(staging, wanted, pins)
+
+    def _failed(self) -> None:
+        with self._state.lock:
+            self._state.stats.faults["staging_error"] += 1
+
+    def _arrivals(self, wanted: dict[bytes, TierNumber], *, asked: bool) -> Iterator[list[int]]:
+        """Slots that batches have arrived in, until one is not whole; another one is under way meanwhile."""
+        flying: deque[tuple[Future[bool], list[int]]] = deque()
+        batches = iter(transfer.batches(self._state, list(wanted), STAGED_NBYTES, FIRST_NBYTES))
+        whole = True
+        while True:
+            while whole and not self._closing and len(flying) < AHEAD and (keys := next(batches, None)):
+                arrived: list[int] = []
+                flying.append((self._fetchers.submit(self.fetch, keys, wanted, arrived, asked=asked), arrived))
+            if not flying:
+                return
+            fetched, arrived = flying.popleft()
+            if fetched.exception() is not None:
+                self._failed()
+            whole = whole and fetched.exception() is None and fetched.result()
+            yield arrived
+
+    def _observe(self, wanted: dict[bytes, TierNumber], pins: list[int], seconds: float) -> None:
+        """How fast what arrived came, if it came from one tier."""
+        state, tiers = self._state, set(wanted.values())
+        if len(tiers) == 1 and pins:
+            with state.lock:
+                nbytes = sum(map(state.cpu.pool.size_class, pins))
+                state.pace.observe(tiers.pop(), nbytes, seconds, state.clock())
 
     def _land(self, staging: Staging, wanted: dict[bytes, TierNumber], pins: list[int]) -> None:
         with self._state.lock:
@@ -138,41 +175,45 @@ class Stager:
         self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int], *, asked: bool = False
     ) -> bool:
         """Bring one batch, appending the slots to `pins`, which the caller releases; whether all of it is there."""
-        landings: dict[TierNumber, list[transfer.Landing]] = {}
-        whole = True
-        for place, key in enumerate(keys):
-            if self._is_here(key):
-                continue
-            landing = self._landing(key, len(keys) - place)
-            if landing is None:
-                whole = False
-                break
-            landings.setdefault(origin[key], []).append(landing)
-        for tier, slots in landings.items():
+        landings, whole = self._landings(keys)
+        by_tier: dict[TierNumber, list[transfer.Landing]] = {}
+        for landing in landings:
+            by_tier.setdefault(origin[landing.key], []).append(landing)
+        for tier, slots in by_tier.items():
             arrived = transfer.read(self._state, tier, slots, asked=asked)
             whole = whole and len(arrived) == len(slots)
-            pins.extend(arrived)
+            pins += arrived
         return whole
 
-    def _is_here(self, key: bytes) -> bool:
-        with self._state.lock:
-            row = self._state.row(key)
-            return row is not None and self._state.table.has(row, TierNumber.CPU)
-
-    def _landing(self, key: bytes, coming: int) -> transfer.Landing | None:
-        """A slot for a block that comes in; old blocks are moved down for it, and others that come, where needed."""
-        state = self._state
+    def _landings(self, keys: Sequence[bytes]) -> tuple[list[transfer.Landing], bool]:
+        """Slots for blocks that come in, and whether all have one; old blocks are moved down for them where needed."""
+        state, at = self._state, 0
+        landings: list[transfer.Landing] = []
         while True:
             with state.lock:
-                row = state.row(key)
+                at = self._grant(keys, at, landings)
+                row = state.row(keys[at]) if at < len(keys) else None
                 if row is None:
-                    return None
+                    return landings, at == len(keys)
                 nbytes = int(state.table.nbytes[row])
-                slot = state.cpu.grant(nbytes)
-                if slot is not None:
-                    return transfer.Landing(key, *slot, nbytes, int(state.table.life[row]))
-                victims = choose(state, nbytes, nbytes * coming - state.cpu.pool.free_nbytes)
+                victims = choose(state, nbytes, nbytes * (len(keys) - at) - state.cpu.pool.free_nbytes)
             if not self._demote(victims.rows):
                 with state.lock:
                     state.stats.faults["staging_no_room"] += 1
-                return None
+                return landings, False
+
+    def _grant(self, keys: Sequence[bytes], at: int, landings: list[transfer.Landing]) -> int:
+        """Grant slots from place `at` on, until there is no room or a block is not known; where that is."""
+        state, table = self._state, self._state.table
+        for place in range(at, len(keys)):
+            row = state.row(keys[place])
+            if row is None:
+                return place
+            if table.has(row, TierNumber.CPU):
+                continue
+            nbytes = int(table.nbytes[row])
+            slot = state.cpu.grant(nbytes)
+            if slot is None:
+                return place
+            landings.append(transfer.Landing(keys[place], *slot, nbytes, int(table.life[row])))
+        return len(keys)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 BATCH_NBYTES = 64 << 20
 """Bytes moved by one tier call."""
-BATCH_BLOCKS = 64
+BATCH_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +115,21 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
     """
     keys = [landing.key for landing in landings]
     slots = Slots.of([landing.offset for landing in landings], [landing.nbytes for landing in landings])
-    began = time.perf_counter()
     answer = ask(state, tier, lambda t: t.read(keys, slots))
-    took = time.perf_counter() - began
+    # Still granted to nobody else, the slots are read without the lock.
+    headers = [
+        state.cpu.header(landing.key, landing.offset, landing.nbytes) if ok else None
+        for landing, ok in zip(landings, answer or [False] * len(keys), strict=True)
+    ]
     arrived: list[int] = []
     placed: list[int] = []
     lost: list[int] = []
     with state.lock:
         table, name = state.table, state.tiers[tier].name
-        for landing, ok in zip(landings, answer or [False] * len(keys), strict=True):
+        for landing, header in zip(landings, headers, strict=True):
             row = state.row(landing.key)
             if row is not None and table.life[row] != landing.life:
                 row = None
-            header = state.cpu.header(landing.key, landing.offset, landing.nbytes) if ok else None
             if row is not None and header is not None and not table.has(row, TierNumber.CPU):
                 state.place(row, landing.offset, landing.generation, header)
                 arrived.append(landing.offset)
@@ -143,10 +144,8 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
         if lost:
             state.stats.faults[f"{name}_lost"] += len(lost)
             state.leave(lost, tier, f"{name}_lost")
-        sizes = table.nbytes[placed]
-        state.pace.observe(tier, int(sizes.sum()), took, state.clock())
         if tier is TierNumber.NVME and placed:
-            state.admission.read([table.keys[row] for row in placed], sizes.tolist())
+            state.admission.read([table.keys[row] for row in placed], table.nbytes[placed].tolist())
         state.cpu.pool.retain(np.array(arrived, np.int64))
     return arrived
 
@@ -170,15 +169,18 @@ def remove(state: State, tier: TierNumber, keys: Sequence[bytes]) -> None:
         ask(state, tier, lambda t: t.remove(keys))
 
 
-def batches(state: State, keys: Sequence[bytes]) -> list[list[bytes]]:
-    """Cut known keys into batches of one tier call each."""
+def batches(
+    state: State, keys: Sequence[bytes], nbytes: int = BATCH_NBYTES, first: int = BATCH_NBYTES
+) -> list[list[bytes]]:
+    """Cut known keys into batches of one tier call each, of `nbytes` at most (`first` the first) if they can be."""
     with state.lock:
         rows = map(state.row, keys)
         sizes = [0 if row is None else int(state.table.nbytes[row]) for row in rows]
     cut: list[list[bytes]] = []
     total = 0
     for key, size in zip(keys, sizes, strict=True):
-        if not cut or total + size > BATCH_NBYTES or len(cut[-1]) == BATCH_BLOCKS:
+        most = first if len(cut) == 1 else nbytes
+        if not cut or total + size > most or len(cut[-1]) == BATCH_BLOCKS:
             cut.append([])
             total = 0
         cut[-1].append(key)
