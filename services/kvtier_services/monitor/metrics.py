@@ -21,6 +21,8 @@ GAUGES = (
     ("leased_nbytes", "kvtier_leased_bytes", "Bytes of leased blocks, once for each lease."),
     ("reservations", "kvtier_reservations", "Reservations that are open."),
     ("staging", "kvtier_staging_blocks", "Blocks on their way into the CPU tier."),
+    ("pins", "kvtier_pins", "Blocks that are pinned."),
+    ("pinned_nbytes", "kvtier_pinned_bytes", "Bytes of pinned blocks."),
     ("blocks", "kvtier_blocks", "Blocks that some tier of this host has."),
 )
 COUNTERS = (
@@ -64,6 +66,19 @@ class HostCollector(Collector):
             yield _gauge(name, text, status[field])
         for field, name, text, label in COUNTERS:
             yield _counter(name, text, label, status[field])
+        yield _labelled("kvtier_queue", "What waits for the background, by kind of work.", "queue", status["queues"])
+        yield _labelled(
+            "kvtier_tier_read_bytes_per_second", "How fast blocks come from a tier.", "tier", status["bandwidth"]
+        )
+        yield _labelled(
+            "kvtier_oldest_seconds", "Age of the oldest lease and reservation.", "kind", _oldest(status["held"])
+        )
+        yield _counter(
+            "kvtier_admission_refused_blocks",
+            "Blocks that were not written to NVMe, by reason.",
+            "reason",
+            status["admission"]["refused"],
+        )
         asked = sum(status["hits"].values()) + sum(status["misses"].values())
         for name, text, value in (
             ("kvtier_asked_blocks", "Blocks asked for.", asked),
@@ -138,6 +153,21 @@ def _gauge(name: str, text: str, value: float, **labels: str) -> Metric:
     family = GaugeMetricFamily(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family
+
+
+def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+def _oldest(held: Iterable[Mapping[str, Any]]) -> Mapping[str, float]:
+    ages = {"lease": 0.0, "reservation": 0.0}
+    for one in held:
+        if one["kind"] in ages:
+            ages[one["kind"]] = max(ages[one["kind"]], one["age"])
+    return ages
 
 
 def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

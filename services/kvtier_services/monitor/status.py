@@ -13,6 +13,8 @@ from rich.text import Text
 from kvtier.config.units import BYTES
 
 Snapshot = Mapping[str, Any]
+STUCK = 10.0
+"""Seconds after which a lease or a reservation is shown."""
 
 
 def render(snapshot: Snapshot, now: float | None = None) -> RenderableType:
@@ -115,10 +117,28 @@ def _traffic(status: Snapshot) -> Text:
     ratio = f"{status['hit_ratio']:.1%}" if asked else "-"
     line = Text(f"hit ratio {ratio} of {asked:,} blocks asked for, {status['stored']:,} stored")
     line.append(f"\n{status['sessions']} sessions, {status['leases']} leases, {status['reservations']} reservations")
-    for title, counts in (("moves", status["moves"]), ("refused", status["refused"]), ("faults", status["faults"])):
+    waiting = {name: count for name, count in status["queues"].items() if count}
+    for title, counts in (
+        ("moves", status["moves"]),
+        ("refused", status["refused"]),
+        ("not written to NVMe", status["admission"]["refused"]),
+        ("dropped", status["dropped"]),
+        ("faults", status["faults"]),
+        ("waiting", waiting),
+    ):
         if counts:
             line.append(f"\n{title} " + ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
+    for one in status["held"]:
+        line.append_text(_held(one))
     return line
+
+
+def _held(one: Snapshot) -> Text:
+    """What keeps slots from others; a lease or reservation that is old is stuck, or its engine is."""
+    if one["kind"] == "pin":
+        return Text(f"\npinned {size(one['nbytes'])} by {one['owner']}, the last for {age(-one['age'])} more")
+    stuck = one["age"] > STUCK
+    return Text(f"\n{one['kind']} of {size(one['nbytes'])}, {age(one['age'])} old, {one['owner']}") if stuck else Text()
 
 
 def _index(index: Snapshot) -> Text:

@@ -82,6 +82,14 @@ def test_a_scripted_hour(host, session, value):
     assert value("kvtier_load_seconds_sum") == pytest.approx(0.003)
     assert value("kvtier_save_seconds_count") == 0
 
+    assert session.pin(chain(0, 2), 60.0) == 2
+    assert value("kvtier_pins") == 2
+    assert value("kvtier_pinned_bytes") == 2 * slot_nbytes(NBYTES)
+    assert 0 <= value("kvtier_oldest_seconds", kind="lease") < 60
+    assert value("kvtier_oldest_seconds", kind="reservation") == 0
+    assert value("kvtier_queue", queue="moves") == 0
+    assert session.unpin(chain(0, 2)) == 2
+
     session.condemn(chain(0, 1), "corrupt")
     assert value("kvtier_faults_total", reason="corrupt") == 1
     assert value("kvtier_dropped_blocks_total", reason="corrupt") == 1

@@ -65,6 +65,28 @@ def test_an_arena_that_grows_says_how_far_it_is(snapshot):
     assert "ready" not in shown(snapshot)
 
 
+def test_what_holds_on_too_long_is_shown_with_its_owner(snapshot):
+    mib = 1 << 20
+    snapshot["hosts"][0]["hierarchy"] |= {
+        "held": [
+            {"kind": "lease", "owner": "engine pid 5", "age": 90.0, "nbytes": 3 * mib},
+            {"kind": "reservation", "owner": "engine pid 6", "age": 5.0, "nbytes": 7 * mib},
+            {"kind": "pin", "owner": "engine pid 7", "age": -7200.0, "nbytes": 2 * mib},
+        ],
+        "queues": {"flights": 4, "moves": 0, "promotions": 2},
+        "admission": {"selective": True, "refused": {"first_sight": 12}},
+    }
+    text = shown(snapshot)
+    for part in (
+        "lease of 3.0 MiB, 1.5 min old, engine pid 5",
+        "pinned 2.0 MiB by engine pid 7, the last for 2.0 h more",
+        "waiting flights 4, promotions 2\n",
+        "not written to NVMe first_sight 12",
+    ):
+        assert part in text
+    assert "engine pid 6" not in text, "it has only begun"
+
+
 def test_numbers_for_people():
     assert [size(n) for n in (0, 1023, 1024, 3 << 29)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
     assert [age(n) for n in (5, 90, 7200, 86400 * 3)] == ["5 s", "1.5 min", "2.0 h", "3.0 d"]
