@@ -37,7 +37,7 @@ def fits(folder: Path | None, capacity: int, *, proc: Path = PROC) -> str:
     limit = room(folder, proc=proc)
     if capacity + capacity // PAGE * 8 + 3 * PAGE <= limit.nbytes:
         return ""
-    return f"an arena of {mib(capacity)} does not fit: {limit.found}; {advice(limit)}"
+    return f"{limit.found}, the arena needs {mib(capacity)}: {advice(limit)}"
 
 
 def advice(limit: Room) -> str:
