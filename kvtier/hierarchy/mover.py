@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.block import PAGE
-from kvtier.hierarchy import retention, transfer
+from kvtier.hierarchy import promotion, retention, transfer
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
 from kvtier.hierarchy.transfer import Held
@@ -22,11 +21,7 @@ TICK = 0.05
 """Seconds between looks at watermarks, quarantine and index when nothing else wakes the keeper."""
 WAITING = {"moves": 256, "promotions": 64}
 """How much of each kind of work may wait; more is refused."""
-GPU_SLACK = 1 << 20
-"""Bytes kept free in the GPU tier beyond what is needed now, for what its size classes cannot use; in a small tier a
-sixteenth of it."""
 ONLY_CPU = 1 << TierNumber.CPU
-ONLY_GPU = 1 << TierNumber.GPU
 
 
 class Mover:
@@ -162,38 +157,7 @@ class Mover:
         return len(keys)
 
     def _promote(self, keys: list[bytes]) -> int:
-        state = self._state
-        absent = [key for key in keys if not self._has(key, TierNumber.GPU)]
-        for batch in transfer.batches(state, absent):
-            with transfer.pinned(state, self._rows(batch)) as here:
-                self._room_on_gpu(here)
-                refused = transfer.write(state, TierNumber.GPU, here)
-                if refused:  # there are bytes, but not for this size: old blocks go until a segment is free
-                    self._room_on_gpu(here, at_least=sum(block.nbytes for block in refused))
-                    transfer.write(state, TierNumber.GPU, refused)
-        return len(absent)
-
-    def _room_on_gpu(self, coming: Sequence[Held], *, at_least: int = 0) -> None:
-        """Take old blocks out of the GPU tier, down to the CPU tier those that no other tier has."""
-        state = self._state
-        usage = transfer.ask(state, TierNumber.GPU, lambda tier: tier.usage())
-        if usage is None:
-            return
-        room = usage.capacity - usage.used
-        wanted = sum(block.nbytes for block in coming)
-        need = max(wanted + min(GPU_SLACK, usage.capacity // 16) - room, at_least)
-        with state.lock:
-            policy, table = state.policies[TierNumber.GPU], state.table
-            stay = {row for block in coming if (row := state.row(block.key)) is not None}
-            rows = policy.victims(need, stay.__contains__) or policy.victims(wanted - room, stay.__contains__)
-            keys = [table.keys[row] for row in rows]
-            last = [table.keys[row] for row in rows if table.tiers[row] == ONLY_GPU]
-        pins: list[int] = []
-        for batch in transfer.batches(state, last):
-            self.stager.fetch(batch, dict.fromkeys(batch, TierNumber.GPU), pins)
-        self._leave(keys, TierNumber.GPU, "gpu_evicted")
-        with state.lock:
-            state.cpu.pool.release(np.array(pins, np.int64))
+        return promotion.promote(self._state, self.stager, self._leave, keys)
 
     def _bring(self, keys: list[bytes], tier: TierNumber) -> int:
         state = self._state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Logits
 
 from kvtier.client.save import Saved
 from kvtier.client.space import Space
+from kvtier.connectors.transformers.prefill import report
 from kvtier.connectors.transformers.prefix import cache_argument, load_prefix
 from kvtier.errors import UsageError
 
@@ -93,9 +95,15 @@ def generate(
     """
     _check(model, kwargs)
     prefix = load_prefix(model, input_ids, space, wait=wait, attention_mask=attention_mask)
-    if save:
-        asked = kwargs.pop("logits_processor", None) or []
-        kwargs["logits_processor"] = LogitsProcessorList([*asked, _WhenPrefilled(prefix.save)])
+    began = time.perf_counter()
+
+    def prefilled(logits: torch.Tensor) -> None:
+        report(prefix, began, logits)
+        if save:
+            prefix.save()
+
+    asked = kwargs.pop("logits_processor", None) or []
+    kwargs["logits_processor"] = LogitsProcessorList([*asked, _WhenPrefilled(prefilled)])
     sequence = model.generate(
         prefix.ids,
         attention_mask=torch.ones_like(prefix.ids),
@@ -117,15 +125,15 @@ def generate(
 
 
 class _WhenPrefilled(LogitsProcessor):
-    """Calls once when the first logits are there: then the cache holds the whole prompt."""
+    """Calls once with the first logits: then the cache holds the whole prompt."""
 
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call: Callable[[], object] | None = call
+    def __init__(self, call: Callable[[torch.Tensor], object]) -> None:
+        self._call: Callable[[torch.Tensor], object] | None = call
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         call, self._call = self._call, None
         if call is not None:
-            call()
+            call(scores)
         return scores
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from transformers import DynamicCache
 
 from kvtier.client.save import Saved
 from kvtier.client.space import Space
-from kvtier.connectors.transformers.prefix import cache_argument, forward_parameters, load_prefix
+from kvtier.connectors.transformers.prefix import Prefix, cache_argument, forward_parameters, load_prefix
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,28 @@ def prefill(
     options: dict[str, Any] = {cache_argument(model): prefix.cache, "use_cache": True}
     if "logits_to_keep" in forward_parameters(model):
         options["logits_to_keep"] = 1
+    began = time.perf_counter()
     out = model(input_ids=prefix.ids[:, prefix.loaded :], **options)
+    logits = out.logits[0, -1]
+    report(prefix, began, logits)
     return Prefilled(
         prefix.cache,
-        out.logits[0, -1],
+        logits,
         prefix.loaded,
         prefix.ids.shape[1] - prefix.loaded,
         prefix.tiers,
         prefix.save() if save else None,
     )
+
+
+def report(prefix: Prefix, began: float, logits: torch.Tensor) -> None:
+    """Tell the space how long the rest of a prompt took, now that its first logits are there.
+
+    Args:
+        prefix: what was loaded of the prompt.
+        began: when the model was called, on `time.perf_counter`.
+        logits: of the prompt's last token; the next token needs them at once, so they may as well be waited for.
+    """
+    if logits.is_cuda:
+        torch.cuda.synchronize(logits.device)
+    prefix.space.computed(prefix.ids.shape[1] - prefix.loaded, time.perf_counter() - began)
