@@ -6,22 +6,33 @@
     cache       Hierarchy: what sessions call
     loading     the hot path of loads: match
     saving      the hot path of saves: reserve, commit
-    limits      what one session may hold, and the watermarks
+    retention   what stays longer than its turn and what goes before it: pins, expiry, dropping on request
+    pace        how fast blocks come from each tier, and whether loading them is worth it
+    limits      what one session may hold, the watermarks, and which rules choose
     report      what people are told: status, inspect
     room        how the CPU tier gets room: what can be freed at once, what must be written down first
-    mover       the background: staging, promotion, demotion, moves on request
+    staging     blocks on their way into the arena, one flight a key
+    promotion   blocks on their way into the GPU tier
+    mover       the background: demotion, moves on request, and the queues of all this
     transfer    copies between the arena and the other tiers
+    state       all that is known, and the few ways in which it changes
     stats       plain counters
 
 One lock guards table, pool, policies and ledger; it is held for arithmetic only, never for I/O. Whatever a background
 thread copies it pins first (a slot reference), so nobody needs the lock while bytes move. The rules of eviction:
 
 * a save never waits: it gets a slot that is free, or one whose block is also in another tier; otherwise it is refused,
-  counted, and the mover is woken;
+  counted, and the mover is woken; while the mover is writing and cannot keep up, blocks that it would have written last
+  leave unwritten, counted, instead;
 * the mover keeps the CPU tier below its high watermark by writing the oldest blocks to NVMe, children first; where
-  there is no NVMe tier the oldest are dropped when somebody needs their room, not before;
+  there is no NVMe tier the oldest are dropped when somebody needs their room, not before; NVMe admits by pressure
+  (`kvtier.eviction.admission`), and what it does not admit leaves unwritten;
 * a save never evicts the ancestors of what it saves;
-* a block that leaves the last tier that held it is dropped, and the index is told.
+* a block that leaves the last tier that held it is dropped, and the index is told;
+* every queue is bounded: what comes when one is full is refused, counted.
+
+A load takes blocks as they come: a session's stream of matches gets what is there at once, and each batch of the rest as
+it lands, so that decoding overlaps reading.
 
 A row keeps its block's parent, so that every tier can hold to prefix order; where it is not known (the inventory of a
 tier), the next request for the chain tells. What is lost on restart is this package's
