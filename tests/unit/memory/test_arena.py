@@ -278,7 +278,7 @@ def test_less_than_a_page_is_too_small(folder):
 
 
 def test_private_memory_that_does_not_fit_is_refused_too():
-    with pytest.raises(ConfigError, match="set cpu.capacity to at most"):
+    with pytest.raises(ConfigError, match=r"set cpu\.capacity to at most"):
         Arena.private(1 << 60)
 
 
