@@ -13,6 +13,7 @@ from kvtier.testing.payloads import normal_payload_of
 from kvtier.testing.tier import MakeTier, TierKit
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.nvme import NvmeTier
+from kvtier.tiers.several import Several
 
 
 def on_disk(folder: Path) -> int:
@@ -65,6 +66,28 @@ class TestNvmePackedSmallest(TestNvmeSmallest):
     def make_tier(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeTier:
         monkeypatch.setattr("kvtier.testing.tier.payload_of", normal_payload_of)
         return lambda arena, capacity: NvmeTier(tmp_path / "store", capacity, arena, lossless=Method.LZ4)
+
+
+class TestTwoDevices(TierKit):
+    devices = 2
+
+    @pytest.fixture
+    def make_tier(self, tmp_path: Path) -> MakeTier:
+        def make(arena: Arena, capacity: int) -> Several:
+            each = capacity // self.devices
+            folders = [tmp_path / f"device{n}" for n in range(self.devices)]
+            return Several("nvme", {str(folder): NvmeTier(folder, each, arena) for folder in folders})
+
+        return make
+
+    def test_all_are_used(self, desk):
+        desk.write(range(40), 5000)
+        desk.tier.usage()
+        assert all(usage.blocks for usage in desk.tier.devices.values())
+
+
+class TestFiveDevices(TestTwoDevices):
+    devices = 5
 
 
 class TestGpuInHostMemory(TierKit):
