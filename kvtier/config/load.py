@@ -96,6 +96,8 @@ def _fields(values: msgspec.Struct, kind: type[msgspec.Struct]) -> str:
 def _written(value: object) -> str:
     if isinstance(value, str | Size | Duration):
         return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_written, value))}]"
     return str(value)
 
 

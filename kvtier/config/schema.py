@@ -73,12 +73,15 @@ class CpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The tier on disk."""
 
-    capacity: Annotated[Size, Meta(description="Disk space of the NVMe tier, taken at once; 0 for none.")] = Size(
-        8 * GiB
-    )
+    capacity: Annotated[
+        Size, Meta(description="Disk space of the NVMe tier, taken at once, on each of its devices; 0 for none.")
+    ] = Size(8 * GiB)
     path: Annotated[
-        str,
-        Meta(description="Folder of its file. Default: kvtier/nvme in $XDG_CACHE_HOME, else in ~/.cache."),
+        str | tuple[str, ...],
+        Meta(
+            description="Folder of its file; for several devices a list with a folder on each, over which blocks are "
+            "spread. Default: kvtier/nvme in $XDG_CACHE_HOME, else in ~/.cache."
+        ),
     ] = field(default_factory=_default_nvme_path)
     region_size: Annotated[
         Size, Meta(description="Unit in which it writes and evicts; lowered to an eighth of the capacity.")
@@ -105,6 +108,20 @@ class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f'nvme.lossless is {self.lossless!r}; set it to "off", "auto", "lz4" or "zstd"')
         if self.admission not in ("auto", "all", "second"):
             raise ConfigError(f'nvme.admission is {self.admission!r}; set it to "auto", "all" or "second"')
+        if not self.folders:
+            raise ConfigError("nvme.path is an empty list; name a folder, or set nvme.capacity to 0 for no NVMe tier")
+        folders = [Path(os.path.normpath(folder)) for folder in self.folders]
+        for number, folder in enumerate(folders):
+            for other in folders[:number]:
+                if folder.is_relative_to(other) or other.is_relative_to(folder):
+                    how = "names one folder twice" if folder == other else "has a folder inside another"
+                    raise ConfigError(f"nvme.path {how}: {other}, {folder}; name one folder on each device")
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Of each device, absolute."""
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(Path(path).expanduser().absolute() for path in paths)
 
 
 class GpuConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -106,6 +106,10 @@ def test_what_is_no_toml_says_where():
         ("[cpu]\ncapacity = 4096", "cpu.capacity is 4KiB; set at least 1MiB"),
         ("[cpu]\nlow = 0.95", "cpu.low is 0.95; set it to at most cpu.high (0.9)"),
         ("[nvme]\nlossless = 'gzip'", 'nvme.lossless is \'gzip\'; set it to "off", "auto"'),
+        ("[nvme]\npath = []", "nvme.path is an empty list; name a folder"),
+        ("[nvme]\npath = ['/a', '/b', '/c/../a/']", "nvme.path names one folder twice: /a, /a; name one folder on"),
+        ("[nvme]\npath = ['/a/b', '/ab', '/a']", "nvme.path has a folder inside another: /a/b, /a; name one folder on"),
+        ("[nvme]\npath = ['/a', 3]", "nvme.path[1]: Expected `str`, got `int`"),
         ("[gpu]\ndevice = 'tpu'", "gpu.device is 'tpu'; set it to \"auto\""),
         ("[index]\nurl = 'http://x'", "index.url is 'http://x'; set it to \"embedded\""),
     ],
@@ -129,8 +133,16 @@ def test_a_socket_path_that_no_socket_can_have_is_refused():
         parsed(f"run_dir = '/{'x' * 120}'")
 
 
+def test_the_nvme_tier_may_be_on_several_devices(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parsed("[nvme]\npath = '~/x'").nvme.folders == (Path("/home/me/x"),)
+    assert parsed("[nvme]\npath = ['/mnt/a', '~/x']").nvme.folders == (Path("/mnt/a"), Path("/home/me/x"))
+
+
 def test_explain_is_a_file_that_means_the_same():
-    config = parsed('group = "engines"\n[cpu]\ncapacity = "3MiB"\n[client]\ncall_timeout = "250ms"')
+    config = parsed(
+        'group = "engines"\n[nvme]\npath = ["/a", "~/b"]\n[cpu]\ncapacity = "3MiB"\n[client]\ncall_timeout = "250ms"'
+    )
     assert parsed(explain(config)) == config
 
 
