@@ -159,7 +159,7 @@ class Space:
         return self._or(lambda: self.session.move(addresses, number, wait), 0)
 
     def pin(self, token_ids: Any, *, ttl: float, extra: Sequence[bytes] | None = None) -> int:
-        """Keep the stored blocks of a sequence in the CPU tier for `ttl` seconds, and bring them there first.
+        """Bring the stored blocks of a sequence to the CPU tier and keep them there for `ttl` seconds, 30 days at most.
 
         Pins of all clients together may take a part of the tier (`cpu.pinned`). They outlive this client.
 

@@ -31,8 +31,8 @@ thread copies it pins first (a slot reference), so nobody needs the lock while b
 * a block that leaves the last tier that held it is dropped, and the index is told;
 * every queue is bounded: what comes when one is full is refused, counted.
 
-A load takes blocks as they come: a session's stream of matches gets what is there at once, and each batch of the rest as
-it lands, so that decoding overlaps reading.
+A load takes blocks as they come: a session's stream of matches gets what is there at once, and each batch of the rest
+as it lands, so that decoding overlaps reading.
 
 A row keeps its block's parent, so that every tier can hold to prefix order; where it is not known (the inventory of a
 tier), the next request for the chain tells. What is lost on restart is this package's

@@ -109,8 +109,9 @@ class Mover:
         return self._queue("moves", self._pin, list(keys), seconds, owner, share)
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Tell all tiers to forget blocks that the table no longer has."""
-        self._submit(self._forget, list(keys))
+        """Tell all tiers, in the background, to forget blocks that were dropped."""
+        if keys:
+            self._submit(self._forget, list(keys))
 
     def queues(self) -> dict[str, int]:
         """How much waits, by what it waits for."""
@@ -150,10 +151,7 @@ class Mover:
             self._state.stats.faults[fault] += 1
 
     def _forget(self, keys: list[bytes]) -> int:
-        for tier in self._state.tiers:
-            transfer.remove(self._state, tier, keys)
-        with self._state.lock:
-            self._state.forgetting -= Counter(keys)
+        transfer.forget(self._state, keys)
         return len(keys)
 
     def _promote(self, keys: list[bytes]) -> int:

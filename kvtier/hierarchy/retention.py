@@ -60,7 +60,7 @@ def end_pins(state: State) -> None:
 def drop(state: State, keys: Sequence[bytes], why: str) -> list[bytes]:
     """Take blocks out of the table, wherever they are and whoever holds them; those that were there.
 
-    Their tiers must be told to forget them; until then nobody saves them anew.
+    Their tiers must be told to forget them (`transfer.forget`); until then nobody saves them anew.
     """
     gone = [key for key in dict.fromkeys(keys) if state.row(key) is not None]
     for tier in reversed(TierNumber):

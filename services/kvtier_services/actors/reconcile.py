@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from kvtier.hierarchy import transfer
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
 
 
 def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
-    """Make the table say of a tier what the tier says of itself.
+    """Tell a tier what it missed, and make the table say of it what it says of itself.
 
     Its blocks that were lost with it are forgotten, what it kept is learned. May take a while; not for the loop.
 
@@ -17,6 +18,7 @@ def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
     Raises:
         TierUnavailable: it is away again.
     """
+    transfer.settle(state, tier)
     has = state.tiers[tier].inventory()
     there = frozenset(has.keys)
     with state.lock:

@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from kvtier.errors import TierUnavailable
+from kvtier.hierarchy import transfer
 from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.loading import Wish
 from kvtier.hierarchy.pace import FRESH, Pace, worth
@@ -49,6 +51,26 @@ def test_a_restarted_host_knows_the_keyspaces_of_its_blocks():
     with Host(stored=range(4)) as host:
         assert host.hierarchy.clear(key_of(2)[:16]) == 1
         assert [host.tiers_of(seed) for seed in range(4)] == [["nvme"]] * 2 + [[]] + [["nvme"]]
+
+
+def test_a_tier_that_was_away_is_told_later_what_was_dropped():
+    with Host(stored=range(3)) as host:
+
+        def away() -> None:
+            raise TierUnavailable("away")
+
+        host.nvme.hooks["remove"] = away
+        assert host.hierarchy.evict(keys([0, 1])) == 2
+        assert host.nvme.seeds(range(3)) == {0, 1, 2}
+        with pytest.raises(TierUnavailable):
+            transfer.settle(host.state, NVME)
+        host.nvme.hooks.clear()
+        transfer.settle(host.state, NVME)
+        assert host.nvme.seeds(range(3)) == {2}
+        calls = host.nvme.calls["remove"]
+        transfer.settle(host.state, NVME)
+        assert host.nvme.calls["remove"] == calls, "once is enough"
+        host.check()
 
 
 def test_what_is_pinned_ends_when_it_is_condemned():
