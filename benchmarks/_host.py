@@ -78,6 +78,8 @@ async def _serve(socket: Path, folder: Path, capacity: int, high: float, low: fl
 
     store = LocalStore()
     arena = Arena.own(folder, capacity)
+    while arena.ready < arena.capacity:
+        await asyncio.sleep(0.02)
     tiers = {TierNumber.NVME: NvmeTier(disk.folder, disk.capacity, arena)} if disk else {}
     limits = Limits.of(capacity, high=high, low=low)
     hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("bench")), limits=limits)
