@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from kvtier import config as configuration
 from kvtier.client.cache import Cache
 from kvtier.client.local import LocalSession
-from kvtier.config import Config
+from kvtier.config import Config, NvmeConfig
 from kvtier.config.load import parse
 from kvtier.errors import ConfigError
 from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
@@ -71,22 +72,29 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
         tiers[TierNumber.GPU] = GpuTier(settings.gpu.capacity, arena, device)
     # The tier on disk last: a folder that was locked for an open() that failed would stay locked.
     if "nvme" in raw and settings.nvme.capacity:
-        from kvtier.lossless.method import METHODS
-        from kvtier.tiers.nvme import NvmeTier
-
-        tiers[TierNumber.NVME] = NvmeTier(
-            Path(settings.nvme.path).expanduser(),
-            settings.nvme.capacity,
-            arena,
-            region_nbytes=settings.nvme.region_size,
-            lossless=METHODS[settings.nvme.lossless],
-        )
+        tiers[TierNumber.NVME] = _nvme(settings.nvme, arena)
     store = LocalStore()
     limits = Limits.of(arena.capacity, high=settings.cpu.high, low=settings.cpu.low, pinned=settings.cpu.pinned)
     rules = Rules(settings.cpu.policy, settings.nvme.admission, settings.nvme.endurance)
     hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("local")), limits=limits, rules=rules)
     closing: list[Callable[[], None]] = [hierarchy.close]
     return Cache(LocalSession(hierarchy), threads=threads, closing=closing)
+
+
+def _nvme(nvme: NvmeConfig, arena: Arena) -> Tier:
+    from kvtier.lossless.method import METHODS
+    from kvtier.tiers.nvme import NvmeTier
+    from kvtier.tiers.several import Several
+
+    tiers: dict[str, Tier] = {}
+    with ExitStack() as opened:
+        for folder in nvme.folders:
+            lossless = METHODS[nvme.lossless]
+            tier = NvmeTier(folder, nvme.capacity, arena, region_nbytes=nvme.region_size, lossless=lossless)
+            opened.callback(tier.close)
+            tiers[str(folder)] = tier
+        opened.pop_all()
+    return tier if len(tiers) == 1 else Several(tier.name, tiers)
 
 
 def _tables(config: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:

@@ -116,34 +116,42 @@ def _open_files() -> Check:
 
 
 def _nvme(settings: Settings) -> Iterator[Check]:
-    folder, need = settings.nvme_dir, settings.config.nvme.capacity
-    if not need:
+    folders = list(settings.nvme_dirs.values())
+    if not folders:
         yield Check("ok", "nvme", "off")
-        return
-    place = _existing(folder)
+    disks: dict[int, list[Path]] = {}
+    for folder in folders:
+        place = _existing(folder)
+        try:
+            direct = _direct_io(place)
+            disks.setdefault(place.stat().st_dev, []).append(folder)
+        except OSError as exc:
+            found = f"nothing can be written in {place}: {exc.strerror}"
+            yield Check("fail", "nvme path", found, "set nvme.path to a folder of yours")
+            continue
+        yield Check(
+            "ok" if not direct else "warn",
+            "direct I/O",
+            f"works in {place}" if not direct else f"not in {place}: {direct}",
+            "" if not direct else "the page cache is used, which works; for speed set nvme.path to a local disk",
+        )
+    for together in disks.values():
+        yield from _disk(together, settings.config.nvme.capacity)
+
+
+def _disk(folders: list[Path], each: Size) -> Iterator[Check]:
+    """Folders of the NVMe tier that are on one file system."""
+    names, need = ", ".join(map(str, folders)), Size(each * len(folders))
+    if len(folders) > 1:
+        yield Check("warn", "nvme path", f"{names} are on one file system", "name one folder on each device")
     taken = 0
     with suppress(OSError):
-        taken = sum(file.stat().st_blocks * 512 for file in folder.glob("*"))
-    free = shutil.disk_usage(place).free + taken
-    fix = f"set nvme.capacity to at most {Size(int(free * 0.9) >> 20 << 20)}, or nvme.path to a larger disk"
-    found = f"{folder} has {_written(free)} for {need}"
-    try:
-        direct = _direct_io(place)
-    except OSError as exc:
-        yield Check(
-            "fail",
-            "nvme path",
-            f"nothing can be written in {place}: {exc.strerror}",
-            "set nvme.path to a folder of yours",
-        )
-        return
+        taken = sum(file.stat().st_blocks * 512 for folder in folders for file in folder.glob("*"))
+    free = shutil.disk_usage(_existing(folders[0])).free + taken
+    most = Size(int(free * 0.9) // len(folders) >> 20 << 20)
+    fix = f"set nvme.capacity to at most {most}, or nvme.path to a larger disk"
+    found = f"{names} has {_written(free)} for {need}"
     yield Check("ok", "nvme space", found) if need <= free else Check("fail", "nvme space", found, fix)
-    yield Check(
-        "ok" if not direct else "warn",
-        "direct I/O",
-        f"works in {place}" if not direct else f"not in {place}: {direct}",
-        "" if not direct else "the page cache is used, which works; for speed set nvme.path to a local disk",
-    )
 
 
 def _direct_io(folder: Path) -> str:

@@ -38,9 +38,14 @@ class Settings:
         return _absolute(self.config.arena_dir)
 
     @property
-    def nvme_dir(self) -> Path:
-        """Folder of the NVMe tier."""
-        return _absolute(self.config.nvme.path)
+    def nvme_dirs(self) -> dict[str, Path]:
+        """Folders of the NVMe tier, by the name of the process that serves each; none when the tier is off."""
+        nvme = self.config.nvme
+        if not nvme.capacity:
+            return {}
+        if len(nvme.folders) == 1:
+            return {"nvme": nvme.folders[0]}
+        return {f"nvme-{number}": folder for number, folder in enumerate(nvme.folders, 1)}
 
     @property
     def socket(self) -> Path:

@@ -1,6 +1,7 @@
 """The processes of one host, as plain classes: no Ray here.
 
     cpu_tier      CpuTierActor: owns the arena, the hierarchy and the door
+    hands         the other tiers' processes, as it sees them: connected, looked after, several of a tier as one
     nvme_tier     NvmeTierActor   \
     gpu_worker    GpuWorkerActor  /  one tier each, for the hierarchy
     service       what these two have in common: a tier, served to one hierarchy

@@ -6,23 +6,22 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol
 
-from kvtier.errors import KVTierError, TierUnavailable
+from kvtier.errors import KVTierError
 from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
+from kvtier.hierarchy.state import State
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
 from kvtier.memory.pinning import Pinner
 from kvtier.tiers.base import TierNumber
-from kvtier_services.actors.fence import arena_mark, fence, lock_path
 from kvtier_services.actors.flush import flush
 from kvtier_services.actors.folders import make_folder, share_arena, sweep_arena
-from kvtier_services.actors.reconcile import reconcile
-from kvtier_services.actors.remote import Call, RemoteTier
+from kvtier_services.actors.hands import Hand, Hands, Held, status_of
 from kvtier_services.settings import Settings, host_name
 
 log = logging.getLogger(__name__)
@@ -72,33 +71,18 @@ def _arena(arena: Arena) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
-    """A tier in another process.
-
-    Attributes:
-        name: of the tier.
-        label: for people.
-        call: reaches the process.
-    """
-
-    name: str
-    label: str
-    call: Call
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
     """What the CPU tier's process is made of, besides the hierarchy.
 
     Attributes:
-        hands: the other tiers.
+        hands: the other tiers; several of a tier for as many devices.
         index: opens the index.
         door: makes the door of a hierarchy.
         exporter: starts the exporter of a hierarchy; never raises.
         writer_gone: whether a cut-off session of an arena is known to write no more.
     """
 
-    hands: dict[TierNumber, Hand]
+    hands: Mapping[TierNumber, Sequence[Hand]]
     index: Callable[[Settings], Index]
     door: Callable[[Hierarchy, Settings], Door]
     exporter: Callable[[Hierarchy, Settings], Exporter]
@@ -121,7 +105,7 @@ class CpuTierActor:
         self._hierarchy: Hierarchy | None = None
         self._door: Door | None = None
         self._exporter: Exporter | None = None
-        self._hands: dict[TierNumber, RemoteTier] = {}
+        self._hands: Hands | None = None
         self._pin = Pinner(partial(log.warning, "arena not page-locked: %s"))
         self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -149,20 +133,8 @@ class CpuTierActor:
             "arena": _arena(hierarchy.arena) if hierarchy else None,
             "metrics": {"url": exporter.url, "fault": exporter.fault} if exporter else None,
             "door": _counts(self._door.tally) if self._door else None,
-            "hands": [
-                {
-                    "tier": hand.name,
-                    "label": hand.label,
-                    "pid": hand.pid,
-                    "connected": hand.connected,
-                    "connects": hand.connects,
-                    "fault": hand.fault,
-                    "notes": list(hand.notes),
-                    "overweight": dict(hand.overweight),
-                }
-                for hand in self._hands.values()
-            ],
-            "hierarchy": await asyncio.to_thread(hierarchy.status) if hierarchy else None,
+            "hands": self._hands.status() if self._hands else [],
+            "hierarchy": await asyncio.to_thread(status_of, hierarchy) if hierarchy else None,
         }
 
     async def stop(self, flush_seconds: float) -> dict[str, int]:
@@ -194,12 +166,22 @@ class CpuTierActor:
             if not self._fault:
                 break
             await asyncio.sleep(RETRY)
-        while True:
-            await asyncio.sleep(LOOK)
-            looks = (asyncio.to_thread(self._look_after, tier) for tier in self._hands)
-            for failed in await asyncio.gather(*looks, return_exceptions=True):
-                if isinstance(failed, Exception):
-                    log.error("looking after a tier failed", exc_info=failed)
+        if self._hands is not None and self._hierarchy is not None:
+            state = self._hierarchy.state
+            await asyncio.gather(*(self._watch(self._hands, held, state) for held in self._hands.held))
+
+    async def _watch(self, hands: Hands, held: Held, state: State) -> None:
+        """Look after one process, on a thread of its own: it may hang."""
+        threads = ThreadPoolExecutor(1, "kvtier-look")
+        try:
+            while True:
+                await asyncio.sleep(LOOK)
+                try:
+                    await asyncio.get_running_loop().run_in_executor(threads, hands.look_after, held, state)
+                except Exception:
+                    log.exception("looking after a tier failed: tier=%s", held.hand.name)
+        finally:
+            threads.shutdown(wait=False)
 
     async def _open(self) -> None:
         if self._hierarchy is None:
@@ -215,12 +197,10 @@ class CpuTierActor:
         arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode, pin=self._pin)
         try:
             share_arena(settings.arena_dir, settings.config.group)
-            self._hands = {tier: self._remote(hand) for tier, hand in parts.hands.items()}
-            for hand in self._hands.values():
-                hand.connect(FIRST_HELLO)
+            self._hands = Hands(parts.hands, settings.arena_dir, FIRST_HELLO)
             hierarchy = Hierarchy(
                 arena,
-                self._hands,
+                self._hands.tiers,
                 parts.index(settings),
                 limits=Limits.of(arena.capacity, high=cpu.high, low=cpu.low, pinned=cpu.pinned),
                 rules=Rules(cpu.policy, nvme.admission, nvme.endurance),
@@ -231,21 +211,6 @@ class CpuTierActor:
             raise
         self._exporter = parts.exporter(hierarchy, settings)
         return hierarchy
-
-    def _remote(self, hand: Hand) -> RemoteTier:
-        folder = self._settings.arena_dir
-        cut_off = partial(fence, lock_path(folder, hand.name))
-        return RemoteTier(hand.name, hand.call, label=hand.label, arena=arena_mark(folder), fence=cut_off)
-
-    def _look_after(self, tier: TierNumber) -> None:
-        """See whether a tier's process still serves; when it was away, take it up again."""
-        hand, hierarchy = self._hands[tier], self._hierarchy
-        if hand.connected:
-            hand.usage()
-        elif hierarchy is not None and hand.connect():
-            with suppress(TierUnavailable):
-                has, lost = reconcile(hierarchy.state, tier)
-                log.warning("tier back: tier=%s pid=%d blocks=%d forgotten=%d", hand.name, hand.pid, has, lost)
 
     def _close(self, hierarchy: Hierarchy, flush_seconds: float) -> dict[str, int]:
         written, lost = flush(hierarchy, flush_seconds)

@@ -12,12 +12,18 @@ from kvtier_services.settings import Settings
 class NvmeTierActor(TierService):
     """Reads and writes one device's log, straight from and to slots of the arena. Its blocks survive a restart."""
 
-    def __init__(self, settings: Settings) -> None:
-        folder = settings.nvme_dir
+    def __init__(self, settings: Settings, name: str) -> None:
+        """Serve nobody yet.
+
+        Args:
+            settings: of this kvtier.
+            name: of one of `settings.nvme_dirs`.
+        """
+        folder = settings.nvme_dirs[name]
         nvme = settings.config.nvme
         capacity, region, lossless = int(nvme.capacity), int(nvme.region_size), METHODS[nvme.lossless]
 
         def open_tier(arena: Arena) -> NvmeTier:
             return NvmeTier(folder, capacity, arena, region_nbytes=region, lossless=lossless)
 
-        super().__init__(NvmeTier.name, settings.arena_dir, open_tier)
+        super().__init__(name, settings.arena_dir, open_tier)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kvtier.errors import ConfigError, KVTierError
 from kvtier.tiers.base import TierNumber
-from kvtier_services.actors.cpu_tier import CpuTierActor, Hand, Parts
+from kvtier_services.actors.cpu_tier import CpuTierActor, Parts
 from kvtier_services.actors.gpu_worker import GpuWorkerActor
+from kvtier_services.actors.hands import Hand
 from kvtier_services.actors.index import open_index
 from kvtier_services.actors.nvme_tier import NvmeTierActor
 from kvtier_services.cluster.parts import open_door, open_exporter, writer_gone
@@ -134,13 +136,17 @@ class RayHostActors:
         """See `HostActors`."""
         try:
             answer: dict[str, int] = self.cpu("stop", flush_seconds, timeout=timeout)
-            for other in self.others:
-                with suppress(KVTierError, OSError):
-                    other("stop", timeout=timeout)
+            with ThreadPoolExecutor(len(self.others) or 1) as threads:
+                list(threads.map(lambda other: _stop(other, timeout), self.others))
             return answer
         finally:
             for call in (self.cpu, *self.others):
                 kill(call.name, call.namespace)
+
+
+def _stop(actor: ActorCall, timeout: float) -> None:
+    with suppress(KVTierError, OSError):
+        actor("stop", timeout=timeout)
 
 
 def live_hosts() -> Sequence[Host]:
@@ -165,15 +171,16 @@ def start_host(settings: Settings, host: Host) -> RayHostActors:
         ray.remote(kind).options(max_concurrency=calls, **named, **where, **LIVES).remote(*args)
         return call
 
-    hands: dict[TierNumber, Hand] = {}
+    hands: dict[TierNumber, list[Hand]] = {}
     others = []
     device = settings.gpu_device(host.gpus)
-    if settings.config.nvme.capacity:
-        others.append(start(NvmeTierActor, "nvme", TIER_CALLS, settings))
-        hands[TierNumber.NVME] = Hand("nvme", "nvme", others[-1])
+    for name, folder in settings.nvme_dirs.items():
+        others.append(start(NvmeTierActor, name, TIER_CALLS, settings, name))
+        label = name if name == "nvme" else f"nvme {folder}"
+        hands.setdefault(TierNumber.NVME, []).append(Hand(name, label, others[-1], str(folder)))
     if device:
         others.append(start(GpuWorkerActor, "gpu", TIER_CALLS, settings, device))
-        hands[TierNumber.GPU] = Hand("gpu", "gpu(host)" if device == "cpu" else "gpu", others[-1])
+        hands[TierNumber.GPU] = [Hand("gpu", "gpu(host)" if device == "cpu" else "gpu", others[-1])]
     parts = Parts(hands, open_index, open_door, open_exporter, writer_gone)
     return RayHostActors(start(CpuTierActor, "cpu", BRAIN_CALLS, settings, parts), tuple(others))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import grp
 from collections.abc import Callable
+from functools import partial
 
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.memory.arena import Arena
+from kvtier_services.actors.hands import status_of
 from kvtier_services.gateway import control
 from kvtier_services.monitor.metrics import Exporter
 from kvtier_services.settings import Settings, host_name
@@ -22,7 +24,7 @@ def open_door(hierarchy: Hierarchy, settings: Settings) -> control.Door:
 def open_exporter(hierarchy: Hierarchy, settings: Settings) -> Exporter:
     """The Prometheus exporter of a host."""
     metrics = settings.config.metrics
-    return Exporter(hierarchy.status, host=metrics.host, port=metrics.port)
+    return Exporter(partial(status_of, hierarchy), host=metrics.host, port=metrics.port)
 
 
 def writer_gone(arena: Arena) -> Callable[[int], bool]:

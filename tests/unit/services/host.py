@@ -10,7 +10,8 @@ from kvtier.config import Config, CpuConfig, NvmeConfig, Size
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.testing.memory_tier import MemoryTier
 from kvtier.tiers.base import TierNumber
-from kvtier_services.actors.cpu_tier import CpuTierActor, Hand, Parts
+from kvtier_services.actors.cpu_tier import CpuTierActor, Parts
+from kvtier_services.actors.hands import Hand
 from kvtier_services.actors.service import TierService
 from kvtier_services.settings import Settings
 
@@ -82,6 +83,6 @@ def open_local(_settings: Settings) -> LocalIndex:
 
 def make_actor(settings: Settings, door: FakeDoor, hand: FakeHand | None = None) -> CpuTierActor:
     """Inside a running loop."""
-    hands = {TierNumber.NVME: Hand("nvme", "nvme", hand)} if hand else {}
+    hands = {TierNumber.NVME: [Hand("nvme", "nvme", hand)]} if hand else {}
     parts = Parts(hands, open_local, lambda *_: door, lambda *_: FakeExporter(), lambda _: lambda _: True)
     return CpuTierActor(settings, parts)

@@ -83,7 +83,7 @@ async def test_a_tier_that_is_away_at_the_start_is_taken_up_later(settings, door
     assert status["serving"]
     assert status["hands"][0]["fault"] == "not yet"
     hand.trouble = None
-    await until(lambda: actor._hands[TierNumber.NVME].connected)
+    await until(lambda: actor._hands.held[0].remote.connected)
     await actor.stop(0.0)
 
 
@@ -96,7 +96,7 @@ async def test_what_a_tier_lost_with_its_process_is_forgotten(settings, door):
     assert await asyncio.to_thread(session.move, [*_chain(3)], TierNumber.NVME, 5.0) == 3
     hand.service.stop()
     hand.restart()
-    await until(lambda: actor._hands[TierNumber.NVME].connects == 2)
+    await until(lambda: actor._hands.held[0].remote.connects == 2)
     await until(lambda: len(actor._hierarchy.state.table) == 0)
     assert await asyncio.to_thread(found, session, 0, 3) == 0
     assert (await actor.status())["hierarchy"]["dropped"] == {"nvme_lost": 3}

@@ -100,3 +100,20 @@ def test_an_nvme_path_where_nothing_can_be_written_is_said_and_not_raised(found,
     for path in (tmp_path / "file" / "x", "/proc/kvtier"):
         check = found(nvme=NvmeConfig(capacity=Size(1 << 20), path=str(path)))["nvme path"]
         assert (check.level, "nvme.path" in check.fix) == ("fail", True)
+
+
+def test_several_devices_on_one_file_system_work_and_share_its_room(tmp_path):
+    nvme = NvmeConfig(capacity=Size(1 << 59), path=(str(tmp_path / "a"), str(tmp_path / "b")))
+    found = list(checks(config_in(tmp_path, nvme=nvme)))
+    said = {check.name: check for check in found if check.name.startswith("nvme")}
+    assert said["nvme path"].level == "warn"
+    assert said["nvme path"].found == f"{tmp_path}/a, {tmp_path}/b are on one file system"
+    assert said["nvme space"].found.endswith("GiB for 1048576TiB"), "of both"
+    assert len([check for check in found if check.name == "direct I/O"]) == 2
+
+
+def test_of_several_devices_one_that_cannot_be_written_to_is_named(tmp_path):
+    nvme = NvmeConfig(capacity=Size(1 << 20), path=(str(tmp_path / "a"), "/proc/kvtier"))
+    said = {check.name: check for check in checks(config_in(tmp_path, nvme=nvme)) if check.name.startswith("nvme")}
+    assert (said["nvme path"].level, said["nvme space"].level) == ("fail", "ok")
+    assert "/proc" in said["nvme path"].found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.config import Config, GpuConfig, Size
+from kvtier.config import Config, GpuConfig, NvmeConfig, Size
 from kvtier_services.settings import Settings
 
 
@@ -24,6 +24,17 @@ def test_paths_are_absolute_and_of_the_run_folder(monkeypatch):
         Path("/home/me/run", name) for name in ("door.sock", "state.json", "ray.token", "up.lock", "ray.log")
     }
     assert settings.socket == Config(run_dir="/home/me/run").socket
+
+
+def test_each_device_of_the_nvme_tier_has_a_process(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+
+    def dirs(**fields):
+        return Settings(Config(nvme=NvmeConfig(**fields))).nvme_dirs
+
+    assert dirs(path="~/nvme") == dirs(path=("~/nvme",)) == {"nvme": Path("/home/me/nvme")}
+    assert dirs(path=("/mnt/a", "~/b")) == {"nvme-1": Path("/mnt/a"), "nvme-2": Path("/home/me/b")}
+    assert dirs(path="~/nvme", capacity=Size(0)) == {}
 
 
 def test_two_that_share_a_ray_have_two_namespaces():
