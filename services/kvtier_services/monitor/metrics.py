@@ -34,10 +34,10 @@ COUNTERS = (
     ("dropped", "kvtier_dropped_blocks", "Blocks that left the last tier that had them, by reason.", "reason"),
     ("faults", "kvtier_faults", "What went wrong, by reason.", "reason"),
 )
-TIERS = (
-    ("used", "kvtier_tier_used_bytes", "Bytes that a tier holds, with all overhead."),
-    ("capacity", "kvtier_tier_capacity_bytes", "Bytes that a tier may hold."),
-    ("blocks", "kvtier_tier_blocks", "Blocks that a tier has."),
+USAGE = (
+    ("used", "used_bytes", "Bytes that a {} holds, with all overhead."),
+    ("capacity", "capacity_bytes", "Bytes that a {} may hold."),
+    ("blocks", "blocks", "Blocks that a {} has."),
 )
 Status = Mapping[str, Any]
 
@@ -62,6 +62,7 @@ class HostCollector(Collector):
         status = self._status()
         yield _gauge("kvtier_build_info", "Version of kvtier.", 1, version=__version__)
         yield from _tiers(status["tiers"])
+        yield from _devices(status["tiers"])
         for field, name, text in GAUGES:
             yield _gauge(name, text, status[field])
         for field, name, text, label in COUNTERS:
@@ -136,16 +137,27 @@ class Exporter:
         close()
 
 
-def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterable[Metric]:
-    families = [GaugeMetricFamily(name, text, labels=["tier"]) for _, name, text in TIERS]
-    up = GaugeMetricFamily("kvtier_tier_up", "Whether a tier works: 0 while it has a fault.", labels=["tier"])
-    events = CounterMetricFamily("kvtier_tier_events", "What a tier counts itself, by event.", labels=["tier", "event"])
-    for tier in tiers:
-        for family, (field, _, _) in zip(families, TIERS, strict=True):
-            family.add_metric([tier["label"]], tier[field])
-        up.add_metric([tier["label"]], 0 if tier["fault"] else 1)
-        for event, count in tier["counters"].items():
-            events.add_metric([tier["label"], event], count)
+def _tiers(tiers: Iterable[Status]) -> Iterable[Metric]:
+    return _usage("tier", ["tier"], [([tier["label"]], tier) for tier in tiers])
+
+
+def _devices(tiers: Iterable[Status]) -> Iterable[Metric]:
+    """Of the tiers that have several."""
+    devices = [([tier["label"], device["device"]], device) for tier in tiers for device in tier.get("devices", ())]
+    return _usage("device", ["tier", "device"], devices) if devices else ()
+
+
+def _usage(what: str, labels: list[str], usages: Iterable[tuple[list[str], Status]]) -> Iterable[Metric]:
+    families = [GaugeMetricFamily(f"kvtier_{what}_{name}", text.format(what), labels=labels) for _, name, text in USAGE]
+    up = GaugeMetricFamily(f"kvtier_{what}_up", f"Whether a {what} works: 0 while it has a fault.", labels=labels)
+    counted = f"What a {what} counts itself, by event."
+    events = CounterMetricFamily(f"kvtier_{what}_events", counted, labels=[*labels, "event"])
+    for values, usage in usages:
+        for family, (field, _, _) in zip(families, USAGE, strict=True):
+            family.add_metric(values, usage[field])
+        up.add_metric(values, 0 if usage["fault"] else 1)
+        for event, count in usage["counters"].items():
+            events.add_metric([*values, event], count)
     return [*families, up, events]
 
 

@@ -76,7 +76,7 @@ def _host(host: Snapshot) -> Iterable[RenderableType]:
     hierarchy = host.get("hierarchy")
     if not hierarchy:
         return
-    yield _tiers(hierarchy["tiers"], {hand["tier"]: hand for hand in host.get("hands", [])}, hierarchy)
+    yield _tiers(hierarchy["tiers"], host.get("hands", []), hierarchy["hits"])
     for tier in hierarchy["tiers"]:
         if tier["fault"]:
             yield Text(f"{tier['label']}: {tier['fault']}", style="red")
@@ -87,23 +87,30 @@ def _host(host: Snapshot) -> Iterable[RenderableType]:
         yield Text(f"metrics {metrics['url']}")
 
 
-def _tiers(tiers: Iterable[Snapshot], hands: Mapping[str, Snapshot], hierarchy: Snapshot) -> Table:
+def _tiers(tiers: Iterable[Snapshot], hands: Iterable[Snapshot], hits: Mapping[str, int]) -> Table:
+    """A row for each tier, and below it one for each of its devices if it has several."""
     table = Table("tier", "used", "of", "", "blocks", "hits", "actor", "state", box=None, pad_edge=False)
     for column in (1, 2, 4, 5):
         table.columns[column].justify = "right"
+    pids = {name: hand["pid"] for hand in hands for name in (hand["tier"], hand.get("device"))}
     for tier in tiers:
-        hand = hands.get(tier["tier"])
-        table.add_row(
-            tier["label"],
-            size(tier["used"]),
-            size(tier["capacity"]),
-            _bar(tier["used"] / max(1, tier["capacity"])),
-            f"{tier['blocks']:,}",
-            f"{hierarchy['hits'].get(tier['tier'], 0):,}",
-            f"pid {hand['pid']}" if hand and hand["pid"] else "",
-            Text("fault", style="red") if tier["fault"] else Text("ok", style="green"),
-        )
+        table.add_row(*_fill(tier["label"], tier, f"{hits.get(tier['tier'], 0):,}", pids.get(tier["tier"])))
+        for device in tier.get("devices", ()):
+            table.add_row(*_fill(f"  {device['device']}", device, "", pids.get(device["device"])))
     return table
+
+
+def _fill(name: str, usage: Snapshot, hits: str, pid: int | None) -> Iterable[str | Text]:
+    return (
+        name,
+        size(usage["used"]),
+        size(usage["capacity"]),
+        _bar(usage["used"] / max(1, usage["capacity"])),
+        f"{usage['blocks']:,}",
+        hits,
+        f"pid {pid}" if pid else "",
+        Text("fault", style="red") if usage["fault"] else Text("ok", style="green"),
+    )
 
 
 def _bar(share: float, width: int = 16) -> Text:

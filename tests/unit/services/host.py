@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvtier.config import Config, CpuConfig, NvmeConfig, Size
 from kvtier.index.local import LocalIndex, LocalStore
@@ -45,19 +47,26 @@ class FakeExporter:
 
 
 class FakeHand:
-    """A tier's process in this process; `restart` loses what it had."""
+    """A tier's process in this process; `restart` loses what it had, but what is named."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name: str = "nvme") -> None:
         self._settings = settings
+        self.name = name
         self.trouble: Exception | None = None
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, stored: dict[bytes, bytes] | None = None) -> None:
         def open_tier(arena):
             self.tier = MemoryTier(arena, 1 << 20)
+            self.tier._stored = dict(stored or {})
             return self.tier
 
-        self.service = TierService("nvme", self._settings.arena_dir, open_tier)
+        self.service = TierService(self.name, self._settings.arena_dir, open_tier)
+
+    def die(self, hello: Callable[[str], dict[str, Any]]) -> None:
+        """Let go of everything; `hello` is what the next hierarchy meets."""
+        self.service.hello = hello
+        self.service.stop()
 
     def __call__(self, method, *args, timeout):
         if self.trouble:
@@ -81,8 +90,8 @@ def open_local(_settings: Settings) -> LocalIndex:
     return LocalIndex(store, store.register("unit"))
 
 
-def make_actor(settings: Settings, door: FakeDoor, hand: FakeHand | None = None) -> CpuTierActor:
-    """Inside a running loop."""
-    hands = {TierNumber.NVME: [Hand("nvme", "nvme", hand)]} if hand else {}
+def make_actor(settings: Settings, door: FakeDoor, *nvme: FakeHand) -> CpuTierActor:
+    """Inside a running loop; of several hands each is a device of the NVMe tier."""
+    hands = {TierNumber.NVME: [Hand(hand.name, hand.name, hand, f"/{hand.name}") for hand in nvme]} if nvme else {}
     parts = Parts(hands, open_local, lambda *_: door, lambda *_: FakeExporter(), lambda _: lambda _: True)
     return CpuTierActor(settings, parts)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import grp
 import os
+import threading
 
 import msgspec
 import pytest
@@ -123,6 +124,76 @@ async def test_what_a_tier_kept_is_known_again(settings, door):
     assert len(matched.slots) == 3
     session.close()
     await again.stop(0.0)
+
+
+async def test_devices_come_and_go_one_by_one(settings, door):
+    one, two = hands = [FakeHand(settings, name) for name in ("nvme-1", "nvme-2")]
+    actor = make_actor(settings, door, *hands)
+    status = await actor.ready(10.0)
+    assert [(hand["tier"], hand["device"]) for hand in status["hands"]] == [
+        ("nvme-1", "/nvme-1"),
+        ("nvme-2", "/nvme-2"),
+    ]
+    session = LocalSession(actor._hierarchy)
+    keys = [*_chain(40)]
+    await asyncio.to_thread(save, session, 0, 40)
+    assert await asyncio.to_thread(session.move, keys, TierNumber.NVME, 5.0) == 40
+    of_one, of_two = ([key for key in keys if key in hand.tier._stored] for hand in hands)
+    assert min(len(of_one), len(of_two)) >= 10
+
+    def matched(key: bytes) -> int:
+        found = session.match([key], 2.0)
+        session.release(found.lease)
+        return len(found.slots)
+
+    def gone(_arena):
+        raise ConnectionError("gone")
+
+    kept = one.tier._stored
+    one.die(gone)
+    await until(lambda: actor._hands.held[0].remote.fault == "gone")
+    assert [await asyncio.to_thread(matched, key) for key in of_two] == [1] * len(of_two)
+    assert await asyncio.to_thread(matched, of_one[0]) == 0
+    (nvme,) = [tier for tier in (await actor.status())["hierarchy"]["tiers"] if tier["tier"] == "nvme"]
+    assert nvme["fault"] == "/nvme-1: gone"
+    assert {device["device"]: device["fault"] for device in nvme["devices"]} == {"/nvme-1": "gone", "/nvme-2": ""}
+
+    lost = of_one.pop()
+    one.restart({key: kept[key] for key in of_one})
+    await until(lambda: actor._hands.held[0].remote.connects == 2)
+    await until(lambda: len(actor._hierarchy.state.table) == 39)
+    assert [await asyncio.to_thread(matched, key) for key in of_one] == [1] * len(of_one)
+    assert await asyncio.to_thread(matched, lost) == 0
+    assert two.tier._stored.keys() == set(of_two)
+    assert actor._hands.held[1].remote.connects == 1
+    session.close()
+    await actor.stop(0.0)
+
+
+async def test_a_device_whose_process_hangs_holds_up_no_other(settings, door):
+    """It is looked after on a thread of its own."""
+    go_on = threading.Event()
+    one, two = hands = [FakeHand(settings, name) for name in ("nvme-1", "nvme-2")]
+    actor = make_actor(settings, door, *hands)
+    await actor.ready(10.0)
+    hangs = threading.Event()
+
+    def hang(_arena):
+        hangs.set()
+        go_on.wait()
+        raise ConnectionError("it hung")
+
+    one.die(hang)
+    try:
+        await until(hangs.is_set)
+        before = two.service
+        two.restart()
+        before.stop()
+        await until(lambda: actor._hands.held[1].remote.connects == 2)
+        assert not actor._hands.held[0].remote.connected
+    finally:
+        go_on.set()
+        await actor.stop(0.0)
 
 
 async def test_a_group_gets_into_the_arena_and_nobody_else(tmp_path, door):

@@ -112,6 +112,30 @@ def test_an_emulated_gpu_is_labelled_so():
     assert families["kvtier_tier_up"][0].value == 0
 
 
+def test_each_device_of_a_tier_has_series_of_its_own():
+    """The tier's own series are the sums: adding up a metric over its labels must not count anything twice."""
+    well = {"device": "/mnt/a", "capacity": 2, "used": 1, "blocks": 7, "fault": "", "counters": {"e": 3}}
+    ill = {"device": "/mnt/b", "capacity": 3, "used": 2, "blocks": 5, "fault": "x", "counters": {}}
+    tier = {"tier": "nvme", "label": "nvme", "devices": [well, ill]}
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in metrics._devices([tier])
+        for sample in family.samples
+    }
+    assert found == {
+        ("kvtier_device_used_bytes", "nvme", "/mnt/a"): 1,
+        ("kvtier_device_used_bytes", "nvme", "/mnt/b"): 2,
+        ("kvtier_device_capacity_bytes", "nvme", "/mnt/a"): 2,
+        ("kvtier_device_capacity_bytes", "nvme", "/mnt/b"): 3,
+        ("kvtier_device_blocks", "nvme", "/mnt/a"): 7,
+        ("kvtier_device_blocks", "nvme", "/mnt/b"): 5,
+        ("kvtier_device_up", "nvme", "/mnt/a"): 1,
+        ("kvtier_device_up", "nvme", "/mnt/b"): 0,
+        ("kvtier_device_events_total", "nvme", "/mnt/a", "e"): 3,
+    }
+    assert list(metrics._devices([tier | {"devices": []}])) == []
+
+
 def test_a_busy_port_is_said_and_not_fatal(monkeypatch):
     def start(*_args):
         raise OSError(98, "Address already in use")

@@ -87,6 +87,23 @@ def test_what_holds_on_too_long_is_shown_with_its_owner(snapshot):
     assert "engine pid 6" not in text, "it has only begun"
 
 
+def test_each_device_of_a_tier_is_shown(snapshot):
+    host = snapshot["hosts"][0]
+    tier = host["hierarchy"]["tiers"][-1]
+    tier["devices"] = [
+        {"device": "/mnt/a", "used": 1 << 20, "capacity": 2 << 20, "blocks": 1111, "fault": "", "counters": {}},
+        {"device": "/mnt/b", "used": 3 << 30, "capacity": 9 << 30, "blocks": 2222, "fault": "gone", "counters": {}},
+    ]
+    hand = host["hands"].pop()
+    host["hands"] = [
+        hand | {"tier": f"nvme-{n}", "device": f"/mnt/{d}", "pid": 20 + n} for n, d in ((1, "a"), (2, "b"))
+    ]
+    rows = {line.split()[0]: line.split() for line in shown(snapshot).splitlines() if "/mnt/" in line}
+    assert rows["/mnt/a"][1:5] == ["1.0", "MiB", "2.0", "MiB"]
+    assert rows["/mnt/a"][-4:] == ["1,111", "pid", "21", "ok"]
+    assert rows["/mnt/b"][-4:] == ["2,222", "pid", "22", "fault"]
+
+
 def test_numbers_for_people():
     assert [size(n) for n in (0, 1023, 1024, 3 << 29)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
     assert [age(n) for n in (5, 90, 7200, 86400 * 3)] == ["5 s", "1.5 min", "2.0 h", "3.0 d"]
