@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from kvtier.client.device import Device
 from kvtier.client.headers import Headers
 from kvtier.client.save import Saver
 from kvtier.client.scope import Scope, is_lifetime
@@ -38,6 +39,7 @@ class Cache:
         self.session = session
         self.counters: Counter[str] = Counter()
         self._threads = threads
+        self._device = Device(session, self.counters)
         self._closing = closing
         self._saver = Saver()
         self._spaces: dict[tuple[bytes, int, float | None], Space] = {}
@@ -92,7 +94,7 @@ class Cache:
             )
         if ttl is not None and not is_lifetime(ttl):
             raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, or None for blocks that do not expire")
-        scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads, ttl or 0.0)
+        scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads, self._device, ttl or 0.0)
         return self._spaces.setdefault((keyspace.root, rank, ttl), Space(scope, rank=rank, saver=self._saver))
 
     def inspect(self, token_ids: Any) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from kvtier.client.attachment import Attachment
 from kvtier.client.line import Line
 from kvtier.errors import DeadlineExceeded, SessionUnavailable, UsageError
 from kvtier.hierarchy.answers import GRANT, SLOT, Matched, Reserved
+from kvtier.memory.device import DeviceMemory, attach
 from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.channel import error_of, open_channel
 from kvtier.rpc.conversions import pack_keys, pack_numbers, unpack_array
@@ -80,20 +81,36 @@ class DoorSession:
     def generations(self) -> NDArray[np.uint32]:
         return self._line.mapping.generations
 
+    def attach(self, device: str) -> DeviceMemory | str:
+        at, until = self._attached()
+        request = pb.DeviceRequest(session=at.session, after=at.sent)
+        attached = attach(self._line.ask(self._line.stub.Device, request, until, at).handle, device)
+        if isinstance(attached, str):
+            self._line.note(pb.ClientNote(refused=pb.Refused(why=attached)))
+        return attached
+
     def match(
-        self, keys: Sequence[bytes], wait: float, *, prefill: float = 0.0, stream: bool = False, after: int = 0
+        self,
+        keys: Sequence[bytes],
+        wait: float,
+        *,
+        prefill: float = 0.0,
+        stream: bool = False,
+        after: int = 0,
+        device: int = 0,
     ) -> Matched:
         at, until = self._attached(wait)
         call = next(self._calls)
         request = pb.MatchRequest(session=at.session, call=call, keys=pack_keys(keys), wait=wait, prefill=prefill)
-        request.after, request.stream, request.given = at.sent, stream, after
+        request.after, request.stream, request.given, request.device = at.sent, stream, after, device
         try:
             reply = self._line.ask(self._line.stub.Match, request, until, at)
         except BaseException:
             at.note(pb.ClientNote(release=pb.Release(call=call)))
             raise
         slots, tiers = unpack_array(reply.slots, SLOT), unpack_array(reply.tiers, np.uint8)
-        return Matched(call if reply.leased else 0, slots, reply.staging, tiers)
+        inside = unpack_array(reply.inside or bytes(len(slots)), np.bool_)
+        return Matched(call if reply.leased else 0, slots, reply.staging, tiers, inside, reply.device)
 
     def release(self, lease: int, seconds: float = 0.0) -> None:
         # A number of an earlier attachment names nothing on this one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,10 +12,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvtier.block import PAGE
+from kvtier.client.reading import Bodies, Target, heads, on_host, target_of
 from kvtier.client.scope import Chain, Scope
-from kvtier.codecs.view import KVView
 from kvtier.errors import ClosedError, SessionError, UsageError
 from kvtier.hierarchy.answers import Matched
+from kvtier.memory.device import DeviceMemory
 from kvtier.tiers.base import TierNumber
 
 CHECKSUM_WORD = slice(32, 40)
@@ -25,17 +25,24 @@ CHECKSUM_WORD = slice(32, 40)
 
 @dataclass(frozen=True, slots=True)
 class MappedArena:
-    """What a hit reads: the arena as it was mapped when it was matched.
+    """What a hit reads: the arena as it was mapped when it was matched, and what was attached of the GPU tier then.
 
     Attributes:
         epoch: of the session.
         memory: u8, read-only.
         generations: u32 for each page, live.
+        device: the GPU tier's memory; None for nothing.
     """
 
     epoch: int
     memory: NDArray[np.uint8]
     generations: NDArray[np.uint32]
+    device: DeviceMemory | None = None
+
+    @property
+    def device_epoch(self) -> int:
+        """Of the GPU tier's memory that can be read; 0 for none."""
+        return self.device.epoch if self.device is not None and self.device.current else 0
 
 
 class Hit:
@@ -49,7 +56,7 @@ class Hit:
     def __init__(self, scope: Scope, chain: Chain, matched: Matched, arena: MappedArena, wait: float) -> None:
         step = scope.keyspace.spec.block_tokens
         self._scope, self._chain, self._matched, self._arena = scope, chain, matched, arena
-        self._slots, self._tiers = matched.slots, matched.tiers
+        self._slots, self._tiers, self._inside = matched.slots, matched.tiers, matched.inside
         self._awaited = matched.staging if wait > 0 else 0
         self._until = time.monotonic() + wait
         self._closed = False
@@ -81,7 +88,7 @@ class Hit:
 
     @property
     def tiers(self) -> dict[str, int]:
-        """Tokens by the tier that served them, as far as they are in the arena."""
+        """Tokens by the tier that served them, as far as they are there."""
         numbers, counts = np.unique(self._tiers, return_counts=True)
         step = self._scope.keyspace.spec.block_tokens
         return {TierNumber(int(n)).name.lower(): int(c) * step for n, c in zip(numbers, counts, strict=True)}
@@ -97,8 +104,9 @@ class Hit:
 
         Args:
             kv: where to: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or one (k, v) pair a layer,
-                `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer). When it has room for fewer
-                tokens than were leased, only whole blocks that fit are loaded.
+                `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer); in CPU memory or on a GPU
+                (with the `gpu` extra). When it has room for fewer tokens than were leased, only whole blocks that fit
+                are loaded. A view (`KVView`, `DeviceView`) is taken as it is.
             layers: only these layers; all of them unless given. `verified` counts what was loaded of every layer.
             verify: check the checksum of every block first.
 
@@ -106,27 +114,28 @@ class Hit:
             How many tokens are verified, a multiple of the block size; `kv` beyond them is undefined.
 
         Raises:
-            KVMismatch: `kv` is not of the keyspace's spec, or read-only.
+            KVMismatch: `kv` is not of the keyspace's spec, or read-only, or nothing here can decode into it.
+            ConfigError: the plan cannot be decoded on a GPU (see `GpuCodec`), and `kv` is there.
             ClosedError: the hit is closed.
         """
         if self._closed:
             raise ClosedError("this hit is closed; load inside its `with` block")
         began = time.perf_counter()
         spec = self._scope.keyspace.spec
-        view = KVView.of(kv, spec)
-        view.require_writable()
+        target = target_of(kv, self._scope.codec, self._scope.threads)
         wanted = range(spec.layers) if layers is None else layers
         if not isinstance(wanted, range):
             raise UsageError(f"layers is {layers!r}; pass a range, such as range(0, 4)")
         self._loaded[wanted.start : wanted.stop] = 0
-        good, room = 0, view.tokens // spec.block_tokens
+        good, room = 0, target.tokens // spec.block_tokens
         while True:
-            good = self._copy(view, wanted, good, verify=verify)
+            good = self._copy(target, wanted, good, verify=verify)
             self._seconds += time.perf_counter() - began
             if good < len(self._slots) or good >= room or not self._more():
                 break
             began = time.perf_counter()
         self._loaded[wanted.start : wanted.stop] = good * spec.block_tokens
+        self._scope.device.meet(target.device, self._matched.device)
         return good * spec.block_tokens
 
     def _more(self) -> bool:
@@ -136,17 +145,18 @@ class Hit:
         if not self._awaited or wait <= 0:
             return False
         self._release()
-        self._matched = Matched(0, self._slots[:0], 0, self._tiers[:0])
+        self._matched = Matched.nothing()
         self._awaited = 0
+        epoch = self._arena.device_epoch
         try:
-            found = session.match(self._chain.addresses, wait, stream=True, after=had)
+            found = session.match(self._chain.addresses, wait, stream=True, after=had, device=epoch)
         except SessionError as exc:
             self._scope.counters[f"match_{type(exc).__name__}"] += 1
             return False
         if session.epoch != self._arena.epoch:
             session.release(found.lease)
             return False
-        self._matched, self._slots = found, found.slots
+        self._matched, self._slots, self._inside = found, found.slots, found.inside
         self._tiers = np.concatenate((self._tiers, found.tiers[had:]))
         self._awaited = found.staging
         return len(found.slots) > had
@@ -155,57 +165,98 @@ class Hit:
         if self._matched.lease and self._arena.epoch == self._scope.session.epoch:
             self._scope.session.release(self._matched.lease, seconds)
 
-    def _copy(self, view: KVView, layers: range, first: int, *, verify: bool) -> int:
+    def _copy(self, target: Target, layers: range, first: int, *, verify: bool) -> int:
         """Decode what is genuine, from block `first` on; how many blocks, from block 0, were ours until the end."""
-        scope, memory = self._scope, self._arena.memory
-        slots = self._slots[first : view.tokens // scope.keyspace.spec.block_tokens]
-        offsets = slots["offset"].astype(np.int64)
-        # Between two lives of the host the arena may be smaller than the one that the slots are of.
-        if self._arena.epoch != scope.session.epoch or (offsets + slots["nbytes"] > memory.nbytes).any():
-            offsets = offsets[:0]
-        good = self._genuine(memory, offsets, first, verify=verify)
-        self._decode(view, memory, offsets[:good] + scope.headers.nbytes, first, layers)
-        return first + self._still_own(offsets[:good], first)
+        scope = self._scope
+        end = min(len(self._slots), target.tokens // scope.keyspace.spec.block_tokens)
+        try:
+            end = first + self._genuine(first, first + self._mapped(first, end), verify=verify)
+            self._decode(target, layers, first, end)
+        except UsageError:
+            raise
+        except RuntimeError:  # a GPU that fails, or has no memory for what is on its way
+            scope.counters["device_error"] += 1
+            return first
+        return first + self._still_own(first, end)
 
-    def _genuine(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], first: int, *, verify: bool) -> int:
-        """How many of these slots hold what they should, from block `first` on; the first that does not is reported."""
-        if not len(offsets):
+    def _decode(self, target: Target, layers: range, first: int, end: int) -> None:
+        for inside in (False, True):
+            places = first + np.flatnonzero(self._inside[first:end] == inside)
+            if places.size or not inside:
+                target.decode(self._bodies(places, inside=inside), layers)
+
+    def _memory(self, *, inside: bool) -> Any:
+        device = self._arena.device
+        return device.memory if inside and device is not None else self._arena.memory
+
+    def _bodies(self, places: NDArray[np.int64], *, inside: bool) -> Bodies:
+        """Of blocks that all lie in one memory."""
+        headers = self._scope.headers
+        offsets = self._slots["offset"][places].astype(np.int64) + headers.nbytes
+        nbytes = np.where(places > 0, headers.body_nbytes(1), headers.body_nbytes(0))
+        return Bodies(self._memory(inside=inside), offsets, nbytes, places)
+
+    def _mapped(self, first: int, end: int) -> int:
+        """How many of these slots can be read: all, or none.
+
+        Between two lives of the host the arena may be smaller than the one that the slots are of.
+        """
+        arena = self._arena
+        if arena.epoch != self._scope.session.epoch:
             return 0
-        scope, addresses = self._scope, self._chain.addresses[first:]
-        good = scope.headers.matching(memory, offsets, addresses, first)
-        why = "bad_header"
+        slots, inside = self._slots[first:end], self._inside[first:end]
+        room = np.where(inside, arena.device.nbytes if arena.device_epoch and arena.device else 0, arena.memory.nbytes)
+        return end - first if (slots["offset"] + slots["nbytes"] <= room).all() else 0
+
+    def _genuine(self, first: int, end: int, *, verify: bool) -> int:
+        """How many of these slots hold what they should; the first that does not is reported."""
+        if first == end:
+            return 0
+        scope, addresses = self._scope, self._chain.addresses[first:end]
+        found, starts = self._heads(first, end)
+        good, why = scope.headers.matching(found, starts, addresses, first), "bad_header"
         if verify:
             for i in range(good):
-                start = int(offsets[i]) + scope.headers.nbytes
-                body = memory[start : start + scope.headers.body_nbytes(first + i)]
-                stored = memory[offsets[i] : offsets[i] + scope.headers.nbytes][CHECKSUM_WORD].view(np.uint64)[0]
+                start, memory = (
+                    int(self._slots["offset"][first + i]),
+                    self._memory(inside=bool(self._inside[first + i])),
+                )
+                body = on_host(memory, start + scope.headers.nbytes, scope.headers.body_nbytes(first + i))
+                stored = found[starts[i] : starts[i] + scope.headers.nbytes][CHECKSUM_WORD].view(np.uint64)[0]
                 if xxhash.xxh3_64_intdigest(body.data) != int(stored):
                     good, why = i, "bad_checksum"
                     break
-        if good < len(offsets) and self._still_own(offsets[: good + 1], first) > good:
+        if first + good < end and self._still_own(first, first + good + 1) > good:
             scope.session.condemn([addresses[good]], why)
             scope.counters[why] += 1
         return good
 
-    def _decode(
-        self, view: KVView, memory: NDArray[np.uint8], bodies: NDArray[np.int64], first: int, layers: range
-    ) -> None:
-        scope = self._scope
-        spec = scope.keyspace.spec
-        positions = np.arange(first, first + len(bodies), dtype=np.int64)
-        tokens = positions * spec.block_tokens
-        parts = min(scope.threads, len(bodies))
-        if parts < 2:
-            scope.codec.decode(memory, bodies, positions, view, tokens, layers)
-            return
-        with ThreadPoolExecutor(parts) as threads:
-            cuts = zip(*(np.array_split(each, parts) for each in (bodies, positions, tokens)), strict=True)
-            for done in [threads.submit(scope.codec.decode, memory, b, p, view, t, layers) for b, p, t in cuts]:
-                done.result()
+    def _heads(self, first: int, end: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Host memory that has the headers of these slots, and where each of them is."""
+        nbytes, inside = self._scope.headers.nbytes, self._inside[first:end]
+        offsets = self._slots["offset"][first:end].astype(np.int64)
+        if not inside.any():
+            return self._arena.memory, offsets
+        found = np.empty((end - first, nbytes), np.uint8)
+        for where in (False, True):
+            here = inside == where
+            found[here] = heads(self._memory(inside=where), offsets[here], nbytes)
+        return found.reshape(-1), np.arange(end - first) * nbytes
 
-    def _still_own(self, offsets: NDArray[np.int64], first: int) -> int:
-        """How many of these slots, from block `first` on, were ours all the time: their generation has not moved on."""
-        if self._arena.epoch != self._scope.session.epoch:
+    def _still_own(self, first: int, end: int) -> int:
+        """How many of these slots were ours all the time: their generation has not moved on."""
+        arena, slots, inside = self._arena, self._slots[first:end], self._inside[first:end]
+        if arena.epoch != self._scope.session.epoch:
             return 0
-        same = self._arena.generations[offsets // PAGE] == self._slots["generation"][first : first + len(offsets)]
-        return len(offsets) if same.all() else int(np.argmin(same))
+        pages = (slots["offset"] // PAGE).astype(np.int64)
+        same = np.zeros(len(slots), np.bool_)
+        same[~inside] = arena.generations[pages[~inside]] == slots["generation"][~inside]
+        if inside.any() and arena.device is not None:
+            same[inside] = arena.device.generations[pages[inside]] == slots["generation"][inside]
+            same[inside] &= arena.device_epoch > 0
+        return _leading(same)
+
+
+def _leading(good: NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return len(good) if good.all() else int(np.argmin(good))

@@ -18,6 +18,7 @@ from kvtier.errors import DeadlineExceeded
 from kvtier.hierarchy.answers import Matched, Reserved
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.loading import Wish
+from kvtier.memory.device import DeviceMemory, attach
 from kvtier.tiers.base import TierNumber
 
 _numbers = itertools.count(1)
@@ -48,12 +49,26 @@ class LocalSession:
         """See `Session`."""
         return self._generations
 
+    def attach(self, device: str) -> DeviceMemory | str:
+        """See `Session`."""
+        attached = attach(self._hierarchy.state.device.handle(), device)
+        if isinstance(attached, str):
+            self._hierarchy.refused()
+        return attached
+
     def match(
-        self, keys: Sequence[bytes], wait: float, *, prefill: float = 0.0, stream: bool = False, after: int = 0
+        self,
+        keys: Sequence[bytes],
+        wait: float,
+        *,
+        prefill: float = 0.0,
+        stream: bool = False,
+        after: int = 0,
+        device: int = 0,
     ) -> Matched:
         """See `Session`."""
         first = not stream or wait == 0
-        return self._hierarchy.match(Wish(self._number, keys, prefill, stream, after, first), wait)
+        return self._hierarchy.match(Wish(self._number, keys, prefill, stream, after, first, device), wait)
 
     def release(self, lease: int, seconds: float = 0.0) -> None:
         """See `Session`."""

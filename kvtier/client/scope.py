@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvtier.client.device import Device
 from kvtier.client.headers import Headers
 from kvtier.client.session import Session
 from kvtier.codecs.base import Codec
@@ -45,6 +46,7 @@ class Scope:
         headers: makes and checks block headers.
         counters: what went wrong on this client's side, by reason.
         threads: how many threads decode one load.
+        device: the GPU tier's memory, as far as this client reads it.
         ttl: seconds after which what is saved expires; 0 for never.
         prefill: how fast the engine computes.
     """
@@ -55,6 +57,7 @@ class Scope:
     headers: Headers
     counters: Counter[str]
     threads: int
+    device: Device
     ttl: float = 0.0
     prefill: PrefillRate = field(default_factory=PrefillRate)
 

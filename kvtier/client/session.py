@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.memory.device import DeviceMemory
 from kvtier.tiers.base import TierNumber
 
 
@@ -37,10 +38,28 @@ class Session(Protocol):
         """Generation of the slot at each 4 KiB page of the arena (`offset // 4096`), read-only, live."""
         ...
 
+    def attach(self, device: str) -> DeviceMemory | str:
+        """Open the memory of the GPU tier, for KV that lies on `device`; or why it cannot be, which the host is told.
+
+        Args:
+            device: "cpu" or "cuda:N".
+        """
+        ...
+
     def match(
-        self, keys: Sequence[bytes], wait: float, *, prefill: float = 0.0, stream: bool = False, after: int = 0
+        self,
+        keys: Sequence[bytes],
+        wait: float,
+        *,
+        prefill: float = 0.0,
+        stream: bool = False,
+        after: int = 0,
+        device: int = 0,
     ) -> Matched:
         """Lease the longest prefix of `keys` that is in the arena, staging what lies in other tiers.
+
+        Who has attached the GPU tier's memory gets the slots there of the blocks that it has, and not those of the
+        arena.
 
         A stream takes blocks as they come: its first call does not wait, each later one waits until more than `after`
         blocks are there; together they are counted as one call.
@@ -52,6 +71,7 @@ class Session(Protocol):
                 is not known.
             stream: whether this call is one of several for the same keys.
             after: blocks that an earlier call of the stream gave.
+            device: epoch of the GPU tier's memory that the caller has attached; 0 for none.
         """
         ...
 

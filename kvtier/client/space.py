@@ -16,7 +16,7 @@ from kvtier.client.save import Saved, SaveJob, Saver, refuse
 from kvtier.client.scope import Chain, Scope, is_lifetime
 from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, SessionError, UsageError
-from kvtier.hierarchy.answers import SLOT, Matched
+from kvtier.hierarchy.answers import Matched
 from kvtier.rpc.protocol import LONGEST_WAIT
 from kvtier.tiers.base import TierNumber
 
@@ -68,14 +68,16 @@ class Space:
             does not answer is an empty hit, counted in `Cache.counters`.
         """
         chain, wait = self.chain(token_ids, extra=extra), _seconds(wait)
-        matched = Matched(0, np.empty(0, SLOT), 0, np.empty(0, np.uint8))
+        matched, device = Matched.nothing(), self._scope.device
         epoch = self.session.epoch
         arena = MappedArena(epoch, np.empty(0, np.uint8), np.empty(0, np.uint32))
         try:
             while chain.addresses:
                 rate = self._scope.prefill.tokens_per_second
-                found = self.session.match(chain.addresses, 0.0, prefill=rate, stream=wait > 0)
-                mapped = MappedArena(self.session.epoch, self.session.readable(), self.session.generations())
+                memory = device.memory
+                reads = memory.epoch if memory is not None and memory.current else 0
+                found = self.session.match(chain.addresses, 0.0, prefill=rate, stream=wait > 0, device=reads)
+                mapped = MappedArena(self.session.epoch, self.session.readable(), self.session.generations(), memory)
                 if mapped.epoch == epoch:
                     matched, arena = found, mapped
                     break

@@ -34,12 +34,21 @@ class Matched:
         slots: `SLOT` array of the leased blocks, in the order of the keys.
         staging: blocks beyond these that are being brought up and will be there on a later match.
         tiers: u8 array, the `TierNumber` that served each leased block (where it was when it was asked for).
+        inside: for each slot whether it is one of the GPU tier's memory, and not of the arena.
+        device: epoch of the GPU tier's memory that can be attached now; 0 for none.
     """
 
     lease: int
     slots: NDArray[Any]
     staging: int
     tiers: NDArray[np.uint8]
+    inside: NDArray[np.bool_]
+    device: int = 0
+
+    @classmethod
+    def nothing(cls) -> Matched:
+        """No block of it is there."""
+        return cls(0, np.empty(0, SLOT), 0, np.empty(0, np.uint8), np.empty(0, np.bool_))
 
 
 @dataclass(frozen=True, slots=True)

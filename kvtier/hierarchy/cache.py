@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from kvtier.block import slot_nbytes
-from kvtier.hierarchy import loading, report, retention, saving
+from kvtier.hierarchy import loading, report, retention, saving, transfer
 from kvtier.hierarchy.answers import Matched, Reserved
 from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
@@ -22,6 +22,9 @@ from kvtier.tiers.base import Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
 __all__ = ["Hierarchy", "Limits", "Rules"]
+
+DROPPED_AT_ONCE = 1024
+LONGEST_PIN = 30 * 86_400.0
 
 
 class Hierarchy:
@@ -56,7 +59,8 @@ class Hierarchy:
         with self.state.lock:
             for tier in sorted(tiers):
                 self.state.take_inventory(tier)
-        self.mover.start([self._grow, self._absolve, self._republish, self._end_times])
+            transfer.locate(self.state, list(self.state.table.rows) if TierNumber.GPU in tiers else [])
+        self.mover.start([self._grow, self._absolve, self._republish, self._end_times, self._remove_unread])
 
     def close(self) -> None:
         """Stop the background, then close tiers and index; idempotent."""
@@ -79,7 +83,7 @@ class Hierarchy:
         with state.lock:
             leases, reservations = state.ledger.detach(session)
             for lease in leases:
-                state.cpu.pool.release(lease.offsets)
+                state.end(lease)
             for reservation in reservations:
                 state.cpu.quarantine(session, reservation.offsets)
         self._absolve()
@@ -111,7 +115,7 @@ class Hierarchy:
         """Count a look as the answer that was given."""
         loading.count(self.state, look)
         if len(look.matched.slots):
-            self.mover.promote(look.matched.slots["offset"])
+            self.mover.promote(look.matched.slots["offset"][~look.matched.inside])
         return look.matched
 
     def release(self, lease: int, seconds: float = 0.0) -> None:
@@ -125,10 +129,10 @@ class Hierarchy:
         with state.lock:
             ended = state.ledger.end_lease(lease)
             if ended is not None:
-                state.cpu.pool.release(ended.offsets)
+                state.end(ended)
             if 0 < seconds < math.inf:
                 state.stats.observe("load", seconds)
-                if ended is not None:
+                if ended is not None and not ended.inside:
                     state.pace.observe(TierNumber.CPU, ended.nbytes, seconds, state.clock())
 
     # Save
@@ -170,6 +174,11 @@ class Hierarchy:
             gone = retention.drop(state, keys, why)
         self.mover.forget(gone)
 
+    def refused(self) -> None:
+        """A client on the GPU tier's device cannot attach its memory, and is served from the arena: counted."""
+        with self.state.lock:
+            self.state.stats.faults["device_refused"] += 1
+
     # What stays, what goes
 
     def pin(self, session: int, keys: Sequence[bytes], seconds: float) -> Future[int]:
@@ -180,7 +189,7 @@ class Hierarchy:
         """
         with self.state.lock:
             owner = self.state.ledger.of(session).owner
-        return self.mover.pin(keys, seconds, owner, self.limits.pinned)
+        return self.mover.pin(keys, min(seconds, LONGEST_PIN), owner, self.limits.pinned)
 
     def unpin(self, keys: Sequence[bytes]) -> int:
         """See `Session.unpin`."""
@@ -189,17 +198,13 @@ class Hierarchy:
 
     def evict(self, keys: Sequence[bytes]) -> int:
         """See `Session.evict`."""
-        with self.state.lock:
-            gone = retention.drop(self.state, keys, "evict")
-        self.mover.forget(gone)
-        return len(gone)
+        return self._drop(keys, "evict")
 
     def clear(self, space: bytes) -> int:
         """See `Session.clear`."""
         with self.state.lock:
-            gone = retention.drop(self.state, retention.of_space(self.state, space), "clear")
-        self.mover.forget(gone)
-        return len(gone)
+            keys = retention.of_space(self.state, space)
+        return self._drop(keys, "clear")
 
     # Moves, looking
 
@@ -236,9 +241,22 @@ class Hierarchy:
     def _end_times(self) -> None:
         with self.state.lock:
             retention.end_pins(self.state)
-            gone = retention.drop(self.state, retention.expired(self.state), "expired")
-        if gone:
-            self.mover.forget(gone)
+            keys = retention.expired(self.state)
+        self._drop(keys, "expired")
+
+    def _drop(self, keys: Sequence[bytes], why: str) -> int:
+        """Drop blocks everywhere, a few at a time so that nobody waits for the lock; how many there were."""
+        dropped = 0
+        for at in range(0, len(keys), DROPPED_AT_ONCE):
+            with self.state.lock:
+                gone = retention.drop(self.state, keys[at : at + DROPPED_AT_ONCE], why)
+            if gone:
+                transfer.forget(self.state, gone)
+            dropped += len(gone)
+        return dropped
+
+    def _remove_unread(self) -> None:
+        transfer.remove_unread(self.state)
 
     def _republish(self) -> None:
         if self.state.index.needs_publish():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,10 +17,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Slots pinned for one reader."""
+    """Slots pinned for one reader; of blocks that are read in the GPU tier's memory, the keys."""
 
     session: int
     offsets: NDArray[np.int64]
+    inside: Sequence[bytes]
     nbytes: int
     since: float
 
@@ -128,13 +129,13 @@ class Ledger:
             held.append(Held("pin", owner, now - max(pin.until for pin in pins), sum(pin.nbytes for pin in pins)))
         return held
 
-    def lease(self, session: int, offsets: NDArray[np.int64], nbytes: int, now: float) -> int:
+    def lease(self, lease: Lease) -> int:
         """Book a lease; returns its number."""
-        holdings = self.of(session)
+        holdings = self.of(lease.session)
         number = self._number()
-        self.leases[number] = Lease(session, offsets, nbytes, now)
+        self.leases[number] = lease
         holdings.leases.add(number)
-        holdings.leased_nbytes += nbytes
+        holdings.leased_nbytes += lease.nbytes
         return number
 
     def end_lease(self, number: int) -> Lease | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvtier.block import PAGE
 from kvtier.hierarchy.answers import SLOT, Matched
+from kvtier.hierarchy.ledger import Lease
 from kvtier.hierarchy.pace import worth
 from kvtier.hierarchy.staging import Stager, Staging
 from kvtier.hierarchy.state import State
@@ -28,6 +29,7 @@ class Wish:
         stream: who asks takes what is there, and asks again for what is on its way.
         after: blocks that it was given already, of a call before this one; 0 in the first.
         first: whether this is the only call for these keys, or the first of a stream.
+        device: epoch of the GPU tier's memory that who asks has attached; 0 for none.
     """
 
     session: int
@@ -36,6 +38,7 @@ class Wish:
     stream: bool = False
     after: int = 0
     first: bool = True
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +80,32 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish) -> Look:
         present = len(rows)
         rows = rows[: _worth(state, wish, rows, now)]
         offsets = table.offset[rows]
-        away = np.flatnonzero(offsets < 0)
+        inside = state.device.readable(rows, wish.device)
+        away = np.flatnonzero((offsets < 0) & ~inside)
         ready = int(away[0]) if away.size else len(rows)
         sizes = np.cumsum(-(-table.nbytes[rows[:ready]] // PAGE) * PAGE)
         within = int(np.searchsorted(sizes, leasable - holdings.leased_nbytes, side="right")) if ready else 0
         staging = None
         if within == ready < len(rows):
             state.link(rows)
-            staging = stager.stage(keys[ready : len(rows)], asked=True)
-        leased, slots = rows[:within], np.empty(within, SLOT)
-        slots["offset"], slots["nbytes"] = offsets[:within], table.nbytes[leased]
-        slots["generation"] = table.generation[leased]
+            staging = stager.stage([keys[i] for i in range(ready, len(rows)) if not inside[i]], asked=True)
+        leased, slots, inside = rows[:within], np.empty(within, SLOT), inside[:within]
+        slots["offset"] = np.where(inside, table.inside[leased], offsets[:within])
+        slots["generation"] = np.where(inside, table.inside_generation[leased], table.generation[leased])
+        slots["nbytes"] = table.nbytes[leased]
         came = table.came[leased]
         tiers = np.where(came > 0, came, np.uint8(TierNumber.CPU))
+        tiers[inside] = TierNumber.GPU
         lease = 0
         if within:
-            state.cpu.pool.retain(offsets[:within])
+            outside = offsets[:within][~inside]
+            there = [keys[i] for i in np.flatnonzero(inside).tolist()]
+            state.cpu.pool.retain(outside)
+            state.device.lease(there)
             state.touch(leased)
             table.hits[leased] += 1
             table.used[leased] = now
-            lease = state.ledger.lease(wish.session, offsets[:within], int(sizes[within - 1]), now)
+            lease = state.ledger.lease(Lease(wish.session, outside, there, int(sizes[within - 1]), now))
     waiting = len(rows) - ready if staging is not None else 0
     missed = {
         "quota": ready - within,
@@ -105,7 +114,8 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish) -> Look:
         "staging_refused": len(rows) - ready - waiting,
         "absent": len(keys) - present,
     }
-    return Look(Matched(lease, slots, waiting, tiers), staging, wish, leased, missed)
+    matched = Matched(lease, slots, waiting, tiers, inside, state.device.epoch)
+    return Look(matched, staging, wish, leased, missed)
 
 
 def count(state: State, look: Look) -> None:
@@ -133,6 +143,7 @@ def _worth(state: State, wish: Wish, rows: NDArray[np.int64], now: float) -> int
         return len(rows)
     table = state.table
     here = (table.tiers[rows] >> TierNumber.CPU & 1) > 0
+    here |= state.device.readable(rows, wish.device)
     slowness = np.array([state.pace.slowness(tier, now) for tier in (0, *TierNumber)])
     # Slots decode at the CPU tier's pace, wherever their blocks come from.
     each = slowness[TierNumber.CPU] + np.where(here, 0.0, slowness[table.best_of(rows)])

@@ -15,7 +15,8 @@ from kvtier.errors import TierUnavailable
 from kvtier.eviction.admission import Admission
 from kvtier.eviction.base import EvictionPolicy
 from kvtier.eviction.registry import policy
-from kvtier.hierarchy.ledger import Ledger
+from kvtier.hierarchy.device import DeviceSlots
+from kvtier.hierarchy.ledger import Lease, Ledger
 from kvtier.hierarchy.limits import Rules
 from kvtier.hierarchy.pace import Pace
 from kvtier.hierarchy.stats import Stats
@@ -49,6 +50,7 @@ class State:
         self.stats = Stats()
         self.cpu = cpu
         self.tiers = dict(tiers)
+        self.device = DeviceSlots(self.table, self.tiers.get(TierNumber.GPU))
         self.index = index
         self.clock = clock
         self.policies: dict[TierNumber, EvictionPolicy] = {
@@ -62,6 +64,8 @@ class State:
         self.forgetting: Counter[bytes] = Counter()
         """Condemned blocks that tiers have not been told of yet; until then nobody saves them anew."""
         self.pace = Pace()
+        self.owed: dict[TierNumber, set[bytes]] = {tier: set() for tier in self.tiers}
+        """Dropped blocks that a tier could not be told of because it was away."""
         self.relieving = False
         """Whether old blocks are being written down to NVMe because the CPU tier is full."""
         self.writes = {tier: threading.Lock() for tier in self.tiers}
@@ -206,6 +210,11 @@ class State:
         """All blocks as (key, best tier, payload bytes), for the index."""
         table = self.table
         return [(key, table.best(row), int(table.nbytes[row])) for key, row in table.rows.items()]
+
+    def end(self, lease: Lease) -> None:
+        """Let go of what a lease, which was struck out, held."""
+        self.cpu.pool.release(lease.offsets)
+        self.device.release(lease.inside)
 
     def free_slot(self, offset: int) -> None:
         """Give back a slot that no block was placed in."""

@@ -22,6 +22,7 @@ class BlockTable:
     Attributes:
         offset: slot of the block in the arena; -1 when the CPU tier does not have it.
         generation: of that slot.
+        inside, inside_generation: the same in the GPU tier's memory, see `DeviceSlots`; -1 when it is not known.
         nbytes: payload bytes.
         tiers: bit `1 << TierNumber` for each tier that has it.
         created, used: seconds since the epoch.
@@ -43,6 +44,8 @@ class BlockTable:
         self.soonest = np.inf
         self.offset = np.full(GROWTH, -1, np.int64)
         self.generation = np.zeros(GROWTH, np.uint32)
+        self.inside = np.full(GROWTH, -1, np.int64)
+        self.inside_generation = np.zeros(GROWTH, np.uint32)
         self.nbytes = np.zeros(GROWTH, np.int64)
         self.tiers = np.zeros(GROWTH, np.uint8)
         self.created = np.zeros(GROWTH, np.float64)
@@ -78,7 +81,7 @@ class BlockTable:
             if row == len(self.offset):
                 self._grow()
         self.rows[key] = row
-        self.offset[row] = -1
+        self.offset[row] = self.inside[row] = -1
         self.nbytes[row] = nbytes
         self.tiers[row] = 0
         self.created[row] = self.used[row] = now

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
 from kvtier.errors import ClosedError, TierUnavailable
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import Slots, Tier, TierNumber
+from kvtier.tiers.shared import Places, SharedTier
 
 T = TypeVar("T")
 
@@ -70,7 +72,8 @@ def pinned(state: State, rows: Sequence[int]) -> Iterator[list[Held]]:
 
 def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
     """Copy pinned blocks of the CPU tier to another tier, where there is one; those that it answered and refused."""
-    if tier not in state.tiers or not held:
+    held = _writable(state, tier, held)
+    if not held:
         return []
     name = state.tiers[tier].name
     keys = [block.key for block in held]
@@ -84,6 +87,7 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
         if again:
             there = ask(state, tier, lambda t: t.contains(again)) or [False] * len(again)
             dropped -= {key for key, ok in zip(again, there, strict=True) if ok}
+        places = _places(state, tier, keys)
         orphans, refused, stored = [], [], []
         with state.lock:
             for block, ok in zip(held, answer, strict=True):
@@ -97,6 +101,7 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
                 else:  # condemned meanwhile: what was copied is not to be trusted
                     orphans.append(block.key)
             state.enter(stored, tier)
+            state.device.learn(keys, places)
             state.heard(tier, dropped)
         remove(state, tier, orphans)
     return refused
@@ -163,10 +168,74 @@ def admitted(state: State, held: Sequence[Held]) -> list[Held]:
     return [block for block, ok in zip(held, answer, strict=True) if ok]
 
 
-def remove(state: State, tier: TierNumber, keys: Sequence[bytes]) -> None:
-    """Tell a tier to forget blocks."""
+def remove(state: State, tier: TierNumber, keys: Sequence[bytes]) -> bool:
+    """Tell a tier to forget blocks; whether it heard it. What somebody reads in its memory it is told of later."""
+    if tier is TierNumber.GPU:
+        with state.lock:
+            keys = state.device.removable(keys)
+
+    def tell(told: Tier) -> bool:
+        told.remove(keys)
+        return True
+
+    return not keys or ask(state, tier, tell) is not None
+
+
+def forget(state: State, keys: Sequence[bytes]) -> None:
+    """Tell all tiers to forget blocks that were dropped; one that is away is told when it is back: see `settle`."""
+    for tier in state.tiers:
+        if not remove(state, tier, keys):
+            with state.lock:
+                state.owed[tier].update(keys)
+    with state.lock:
+        state.forgetting -= Counter(keys)
+
+
+def settle(state: State, tier: TierNumber) -> None:
+    """Tell a tier that is back to forget what was dropped while it was away.
+
+    Raises:
+        TierUnavailable: it is away again.
+    """
+    with state.lock:
+        keys = list(state.owed[tier])
     if keys:
-        ask(state, tier, lambda t: t.remove(keys))
+        state.tiers[tier].remove(keys)
+        with state.lock:
+            state.owed[tier].difference_update(keys)
+
+
+def remove_unread(state: State) -> None:
+    """Tell the GPU tier to forget what it kept for its readers only."""
+    with state.lock:
+        keys = state.device.unread()
+    if keys:
+        ask(state, TierNumber.GPU, lambda tier: tier.remove(keys))
+        with state.lock:
+            state.device.removed(keys)
+
+
+def locate(state: State, keys: Sequence[bytes]) -> None:
+    """Hear from the GPU tier where the blocks are that it says it has; those on their way out stay out."""
+    places = _places(state, TierNumber.GPU, keys)
+    with state.lock:
+        state.leave(state.rows(state.device.leaving), TierNumber.GPU, "gpu_evicted")
+        state.device.learn(keys, places)
+
+
+def _places(state: State, tier: TierNumber, keys: Sequence[bytes]) -> Places | None:
+    """None when nobody can read there, or nobody answers."""
+    if tier is not TierNumber.GPU or not state.device.epoch or not keys:
+        return None
+    return ask(state, tier, lambda told: cast("SharedTier", told).places(keys))
+
+
+def _writable(state: State, tier: TierNumber, held: Sequence[Held]) -> Sequence[Held]:
+    """Those of these blocks that can be written to a tier."""
+    if tier not in state.tiers:
+        return []
+    with state.lock:
+        return [block for block in held if tier is not TierNumber.GPU or block.key not in state.device.leaving]
 
 
 def batches(

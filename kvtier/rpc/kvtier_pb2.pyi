@@ -36,6 +36,7 @@ class ClientNote(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     CONDEMN_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -46,6 +47,8 @@ class ClientNote(_message.Message):
     def abort(self) -> Global___Abort: ...
     @_builtins.property
     def condemn(self) -> Global___Condemn: ...
+    @_builtins.property
+    def refused(self) -> Global___Refused: ...
     def __init__(
         self,
         *,
@@ -54,12 +57,13 @@ class ClientNote(_message.Message):
         release: Global___Release | None = ...,
         abort: Global___Abort | None = ...,
         condemn: Global___Condemn | None = ...,
+        refused: Global___Refused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "refused", b"refused", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "refused", b"refused", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_note: _TypeAlias = _typing.Literal["hello", "join", "release", "abort", "condemn"]  # noqa: Y015
+    _WhichOneofReturnType_note: _TypeAlias = _typing.Literal["hello", "join", "release", "abort", "condemn", "refused"]  # noqa: Y015
     _WhichOneofArgType_note: _TypeAlias = _typing.Literal["note", b"note"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_note) -> _WhichOneofReturnType_note | None: ...
 
@@ -260,6 +264,27 @@ class Condemn(_message.Message):
 Global___Condemn: _TypeAlias = Condemn  # noqa: Y015
 
 @_typing.final
+class Refused(_message.Message):
+    """The GPU tier's memory cannot be attached here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refused: _TypeAlias = Refused  # noqa: Y015
+
+@_typing.final
 class MatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -271,6 +296,7 @@ class MatchRequest(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     GIVEN_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     after: _builtins.int
     call: _builtins.int
@@ -283,6 +309,8 @@ class MatchRequest(_message.Message):
     """one of several calls for the same keys"""
     given: _builtins.int
     """blocks that an earlier call of the stream gave"""
+    device: _builtins.int
+    """epoch of the GPU tier's memory that the client has attached; 0 for none"""
     def __init__(
         self,
         *,
@@ -294,10 +322,11 @@ class MatchRequest(_message.Message):
         prefill: _builtins.float = ...,
         stream: _builtins.bool = ...,
         given: _builtins.int = ...,
+        device: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "call", b"call", "given", b"given", "keys", b"keys", "prefill", b"prefill", "session", b"session", "stream", b"stream", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "call", b"call", "device", b"device", "given", b"given", "keys", b"keys", "prefill", b"prefill", "session", b"session", "stream", b"stream", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,12 +340,18 @@ class MatchReply(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     STAGING_FIELD_NUMBER: _builtins.int
+    INSIDE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     leased: _builtins.bool
     slots: _builtins.bytes
     """(offset u64, generation u32, nbytes u32) each"""
     tiers: _builtins.bytes
     """u8 each"""
     staging: _builtins.int
+    inside: _builtins.bytes
+    """u8 each: whether the slot is one of the GPU tier's memory; empty when none is"""
+    device: _builtins.int
+    """epoch of the GPU tier's memory that can be attached; 0 for none"""
     def __init__(
         self,
         *,
@@ -324,10 +359,12 @@ class MatchReply(_message.Message):
         slots: _builtins.bytes = ...,
         tiers: _builtins.bytes = ...,
         staging: _builtins.int = ...,
+        inside: _builtins.bytes = ...,
+        device: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leased", b"leased", "slots", b"slots", "staging", b"staging", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "inside", b"inside", "leased", b"leased", "slots", b"slots", "staging", b"staging", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -649,6 +686,48 @@ class DropReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropReply: _TypeAlias = DropReply  # noqa: Y015
+
+@_typing.final
+class DeviceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    after: _builtins.int
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceRequest: _TypeAlias = DeviceRequest  # noqa: Y015
+
+@_typing.final
+class DeviceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.bytes
+    """of the GPU tier's memory; empty for none"""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceReply: _TypeAlias = DeviceReply  # noqa: Y015
 
 @_typing.final
 class InspectRequest(_message.Message):

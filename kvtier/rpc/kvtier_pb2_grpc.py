@@ -55,6 +55,11 @@ class DoorStub:
                 request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DropRequest.SerializeToString,
                 response_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DropReply.FromString,
                 _registered_method=True)
+        self.Device = channel.unary_unary(
+                '/kvtier.v1.Door/Device',
+                request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceRequest.SerializeToString,
+                response_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceReply.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/kvtier.v1.Door/Inspect',
                 request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.InspectRequest.SerializeToString,
@@ -119,6 +124,12 @@ class DoorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Device(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """These two need no session: theirs may be 0.
         """
@@ -174,6 +185,11 @@ def add_DoorServicer_to_server(servicer, server):
                     servicer.Drop,
                     request_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DropRequest.FromString,
                     response_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DropReply.SerializeToString,
+            ),
+            'Device': grpc.unary_unary_rpc_method_handler(
+                    servicer.Device,
+                    request_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceRequest.FromString,
+                    response_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceReply.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -402,6 +418,33 @@ class Door:
             '/kvtier.v1.Door/Drop',
             kvtier_dot_rpc_dot_kvtier__pb2.DropRequest.SerializeToString,
             kvtier_dot_rpc_dot_kvtier__pb2.DropReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Device(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.Door/Device',
+            kvtier_dot_rpc_dot_kvtier__pb2.DeviceRequest.SerializeToString,
+            kvtier_dot_rpc_dot_kvtier__pb2.DeviceReply.FromString,
             options,
             channel_credentials,
             insecure,

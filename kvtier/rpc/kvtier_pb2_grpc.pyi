@@ -42,6 +42,7 @@ class DoorStub:
     Prefetch: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.PrefetchRequest, _kvtier_pb2.PrefetchReply]
     Pin: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.PinRequest, _kvtier_pb2.PinReply]
     Drop: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.DropRequest, _kvtier_pb2.DropReply]
+    Device: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.DeviceRequest, _kvtier_pb2.DeviceReply]
     Inspect: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.InspectRequest, _kvtier_pb2.InspectReply]
     """These two need no session: theirs may be 0."""
     Status: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.StatusRequest, _kvtier_pb2.StatusReply]
@@ -58,6 +59,7 @@ class DoorAsyncStub(DoorStub):
     Prefetch: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.PrefetchRequest, _kvtier_pb2.PrefetchReply]  # type: ignore[assignment]
     Pin: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.PinRequest, _kvtier_pb2.PinReply]  # type: ignore[assignment]
     Drop: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.DropRequest, _kvtier_pb2.DropReply]  # type: ignore[assignment]
+    Device: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.DeviceRequest, _kvtier_pb2.DeviceReply]  # type: ignore[assignment]
     Inspect: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.InspectRequest, _kvtier_pb2.InspectReply]  # type: ignore[assignment]
     """These two need no session: theirs may be 0."""
     Status: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.StatusRequest, _kvtier_pb2.StatusReply]  # type: ignore[assignment]
@@ -119,6 +121,13 @@ class DoorServicer(metaclass=_abc_1.ABCMeta):
         request: _kvtier_pb2.DropRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvtier_pb2.DropReply, _abc.Awaitable[_kvtier_pb2.DropReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Device(
+        self,
+        request: _kvtier_pb2.DeviceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtier_pb2.DeviceReply, _abc.Awaitable[_kvtier_pb2.DeviceReply]]: ...
 
     @_abc_1.abstractmethod
     def Inspect(

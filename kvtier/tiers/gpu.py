@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,33 +13,21 @@ from numpy.typing import NDArray
 from kvtier.block import ADDRESS_NBYTES, PAGE, slot_nbytes
 from kvtier.errors import ClosedError, ConfigError
 from kvtier.memory.arena import Arena
-from kvtier.memory.pinning import pieces
+from kvtier.memory.device import DeviceArena
 from kvtier.memory.pool import SlotPool
 from kvtier.tiers.base import STORED, Inventory, Slots, TierUsage, stored
+from kvtier.tiers.copying import Copier, Copy
+from kvtier.tiers.shared import PLACE, Places
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """Bytes to move between the arena and the tensor, by their offsets there."""
-
-    place: int
-    key: bytes
-    outside: int
-    inside: int
-    record: NDArray[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.record["nbytes"])
-
-
 class GpuTier:
-    """Payloads in one preallocated tensor, copied from and to arena slots.
+    """Payloads in one preallocated tensor, copied from and to arena slots; a `SharedTier`.
 
-    It never evicts: it refuses when its pool has no room, and the caller removes victims first.
+    It never evicts: it refuses when its pool has no room, and the caller removes victims first. So whoever reads a slot
+    in place is safe as long as the caller does not remove its key.
 
     Args:
         capacity: bytes of the tensor.
@@ -64,10 +50,10 @@ class GpuTier:
         self._pool = SlotPool(capacity)
         self._capacity = capacity
         self._device = _device(device)
-        self._inside = _tensor(self._pool.capacity, self._device)
         self._arena = arena
         self._outside = torch.from_numpy(arena.memory)
-        self._stream = _stream(self._device)
+        self._memory = DeviceArena(self._pool.capacity, self._device, arena.folder)
+        self._copier = Copier(self._device)
         self._lock = threading.Lock()
         """Guards all that follows; never held while payloads are copied."""
         self._idle = threading.Condition(self._lock)
@@ -128,6 +114,22 @@ class GpuTier:
             self._check_open()
             return []
 
+    @property
+    def epoch(self) -> int:
+        return 0 if self._closed else self._memory.epoch
+
+    def share(self) -> bytes:
+        return b"" if self._closed else self._memory.share()
+
+    def places(self, keys: Sequence[bytes]) -> Places:
+        slots = np.zeros(len(keys), PLACE)
+        with self._lock:
+            self._check_open()
+            offsets = [self._blocks[key][0] if key in self._blocks else -1 for key in keys]
+            slots["offset"] = offsets
+            slots["generation"] = self._memory.generations[np.maximum(slots["offset"], 0) // PAGE]
+        return Places(self._memory.epoch, slots)
+
     def usage(self) -> TierUsage:
         with self._lock:
             self._check_open()
@@ -138,15 +140,15 @@ class GpuTier:
             self._closed = True
             self._idle.wait_for(lambda: not self._copying)
             self._blocks.clear()
-            self._inside = self._inside.new_empty(0)
+            self._memory.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the GPU tier was closed")
 
-    def _allocate(self, keys: Sequence[bytes], slots: Slots) -> list[_Copy]:
+    def _allocate(self, keys: Sequence[bytes], slots: Slots) -> list[Copy]:
         """Room for what is not stored yet, as far as there is some."""
-        copies: dict[bytes, _Copy] = {}
+        copies: dict[bytes, Copy] = {}
         for place, (key, outside, nbytes) in enumerate(zip(keys, *_lists(slots), strict=True)):
             if key in self._blocks or key in copies or not self._is_slot(key, outside, nbytes):
                 continue
@@ -154,37 +156,29 @@ class GpuTier:
             if inside is None:
                 self._counters["refused"] += 1
             else:
+                self._memory.renew(inside, nbytes)
                 payload = self._arena.payload(outside, nbytes)
-                copies[key] = _Copy(place, key, outside, inside, stored(payload, nbytes))
+                copies[key] = Copy(place, key, outside, inside, stored(payload, nbytes))
         return list(copies.values())
 
-    def _retain(self, keys: Sequence[bytes], slots: Slots) -> list[_Copy]:
+    def _retain(self, keys: Sequence[bytes], slots: Slots) -> list[Copy]:
         """What is stored in the size asked for; it stays in place until it is released, even when it is removed."""
         copies = []
         for place, (key, outside, nbytes) in enumerate(zip(keys, *_lists(slots), strict=True)):
             found = self._blocks.get(key)
             if found and found[1]["nbytes"] == nbytes and self._is_slot(key, outside, nbytes):
                 self._pool.retain(np.array([found[0]]))
-                copies.append(_Copy(place, key, outside, *found))
+                copies.append(Copy(place, key, outside, *found))
         return copies
 
     def _is_slot(self, key: bytes, outside: int, nbytes: int) -> bool:
         end = outside + slot_nbytes(nbytes)
         return len(key) == ADDRESS_NBYTES and outside % PAGE == 0 and 0 <= outside < end <= len(self._outside)
 
-    def _copy(self, copies: Sequence[_Copy], *, inward: bool) -> bool:
+    def _copy(self, copies: Sequence[Copy], *, inward: bool) -> bool:
         """Copy all of a batch and wait once; False when the device failed, and then nothing of it counts."""
-        import torch
-
         try:
-            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-                for at, inside_at, nbytes in _pieces(copies):
-                    outside = self._outside[at : at + nbytes]
-                    inside = self._inside[inside_at : inside_at + nbytes]
-                    into, source = (inside, outside) if inward else (outside, inside)
-                    into.copy_(source, non_blocking=self._stream is not None)
-            if self._stream:
-                self._stream.synchronize()
+            self._copier(copies, self._outside, self._memory.memory, inward=inward)
         except RuntimeError as exc:
             self._failed(exc, inward=inward)
             return False
@@ -209,13 +203,6 @@ def _lists(slots: Slots) -> tuple[list[int], list[int]]:
     return slots.offsets.tolist(), slots.nbytes.tolist()
 
 
-def _pieces(copies: Sequence[_Copy]) -> Iterator[tuple[int, int, int]]:
-    """The copies as (outside, inside, bytes), none across two parts of the arena that are pinned apart."""
-    for copy in copies:
-        for outside, nbytes in pieces(copy.outside, copy.nbytes):
-            yield outside, copy.inside + outside - copy.outside, nbytes
-
-
 def _device(name: str) -> torch.device:
     import torch
 
@@ -231,23 +218,4 @@ def _device(name: str) -> torch.device:
             f"this process has no device {name} ({count} CUDA devices): set gpu.device to one that is there, or to "
             '"cpu" to emulate a GPU tier in host memory, or to "off"'
         )
-    return device
-
-
-def _tensor(capacity: int, device: torch.device) -> torch.Tensor:
-    """The tensor, with its memory touched, so that no copy pays for that later."""
-    import torch
-
-    try:
-        tensor = torch.zeros(capacity, dtype=torch.uint8, device=device).fill_(0)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except RuntimeError as exc:
-        raise ConfigError(f"{device} has no room for a GPU tier of {capacity} bytes; set gpu.capacity lower") from exc
-    return tensor
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    import torch
-
-    return torch.cuda.Stream(device) if device.type == "cuda" else None
+    return torch.device("cuda", device.index or 0)

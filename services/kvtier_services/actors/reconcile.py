@@ -26,4 +26,6 @@ def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
         lost = [row for key, row in table.rows.items() if key not in there and table.has(row, tier)]
         state.leave(lost, tier, f"{state.tiers[tier].name}_lost")
         state.adopt_inventory(tier, has)
+    if tier is TierNumber.GPU:
+        transfer.locate(state, has.keys)
     return len(has), len(lost)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from kvtier.errors import ClosedError, TierUnavailable
 from kvtier.tiers.base import Inventory, Slots, TierUsage
+from kvtier.tiers.shared import Places
 from kvtier_services.actors import wire
 
 HELLO_TIMEOUT = 300.0
@@ -68,6 +69,7 @@ class RemoteTier:
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         self._pass = ""
+        self._epoch, self._handle = 0, b""
         self._fault = "not connected yet"
         self._dropped: list[bytes] = []
         self._closed = False
@@ -99,6 +101,7 @@ class RemoteTier:
         with self._lock:
             self.pid, self.notes = answer["pid"], tuple(answer["notes"])
             self._dropped.clear()
+            self._epoch, self._handle = answer["epoch"], answer["handle"]
             self._pass = answer["pass"]
             self.connects += 1
         return True
@@ -142,6 +145,19 @@ class RemoteTier:
         with self._lock:
             self._dropped += wire.split(dropped)
         return self._usage
+
+    @property
+    def epoch(self) -> int:
+        """See `SharedTier`; 0 while the process is away: what was attached of its memory is not leased then."""
+        return self._epoch if self._pass else 0
+
+    def share(self) -> bytes:
+        """See `SharedTier`."""
+        return self._handle if self._pass else b""
+
+    def places(self, keys: Sequence[bytes]) -> Places:
+        """See `SharedTier`."""
+        return wire.unpack_places(self._ask("places", wire.join(keys)))
 
     def close(self) -> None:
         """Serve nothing more; the process goes on and keeps what it has."""

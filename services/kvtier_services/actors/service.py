@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvtier.errors import ConfigError, KVTierError, SessionUnavailable, TierUnavailable
 from kvtier.memory.arena import Arena
 from kvtier.memory.lock import FileLock
 from kvtier.tiers.base import Tier
+from kvtier.tiers.shared import SharedTier
 from kvtier_services.actors import wire
 from kvtier_services.actors.fence import arena_mark, lock_path
 
@@ -66,7 +67,8 @@ class TierService:
             arena: `arena_mark` of its arena.
 
         Returns:
-            `pass` for all other calls, `pid`, and `notes` on the tier's opening.
+            `pass` for all other calls, `pid`, `notes` on the tier's opening, and of a tier whose memory engines may
+            read its `epoch` and `handle`.
 
         Raises:
             TierUnavailable: this process cannot serve it now; the message says why.
@@ -81,7 +83,11 @@ class TierService:
                 self._untold.clear()
                 self._pass = secrets.token_hex(8)
             notes = list(getattr(self._tier, "notes", ()))
-            return {"pass": self._pass, "pid": os.getpid(), "notes": notes}
+            memory = {"epoch": 0, "handle": b""}
+            if self._shares:
+                tier = cast("SharedTier", self._tier)
+                memory = {"epoch": tier.epoch, "handle": tier.share()}
+            return {"pass": self._pass, "pid": os.getpid(), "notes": notes, **memory}
 
     def write(self, number: str, keys: bytes, slots: bytes) -> bytes:
         """See `Tier.write`."""
@@ -110,6 +116,11 @@ class TierService:
         with self._serving(number) as tier:
             return wire.pack_inventory(tier.inventory())
 
+    def places(self, number: str, keys: bytes) -> bytes:
+        """See `SharedTier.places`."""
+        with self._serving(number) as tier:
+            return wire.pack_places(cast("SharedTier", tier).places(wire.split(keys)))
+
     def usage(self, number: str) -> tuple[dict[str, Any], bytes]:
         """See `Tier.usage`; with keys that the tier evicted and that were not told yet."""
         with self._serving(number) as tier:
@@ -120,6 +131,10 @@ class TierService:
         with self._greeting:
             self._drain()
             self._leave()
+
+    @property
+    def _shares(self) -> bool:
+        return hasattr(self._tier, "places")
 
     def _evicted(self, tier: Tier) -> list[bytes]:
         """Some of the keys that the tier evicted; a whole region's go in several answers, so that none is large."""

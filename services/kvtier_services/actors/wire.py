@@ -3,6 +3,7 @@
 keys      34-byte addresses, one after another
 slots     int64 offsets, int64 lengths
 answer    u32 how many keys the tier evicted | those keys | one byte for each key asked for
+places    u64 epoch | int64 offset, u32 generation for each key
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import numpy as np
 
 from kvtier.block import ADDRESS_NBYTES
 from kvtier.tiers.base import STORED, Inventory, Slots
+from kvtier.tiers.shared import PLACE, Places
 
 _COUNT = struct.Struct("<I")
+_EPOCH = struct.Struct("<Q")
 
 
 def join(keys: Sequence[bytes]) -> bytes:
@@ -48,6 +51,16 @@ def unpack_answer(packed: bytes) -> tuple[list[bool], list[bytes]]:
     """Unpack an answer: for each key, and what the tier evicted."""
     end = _COUNT.size + _COUNT.unpack_from(packed)[0] * ADDRESS_NBYTES
     return [flag != 0 for flag in packed[end:]], split(packed[_COUNT.size : end])
+
+
+def pack_places(places: Places) -> bytes:
+    """Pack where payloads are."""
+    return _EPOCH.pack(places.epoch) + places.slots.tobytes()
+
+
+def unpack_places(packed: bytes) -> Places:
+    """Unpack where payloads are."""
+    return Places(_EPOCH.unpack_from(packed)[0], np.frombuffer(packed, PLACE, offset=_EPOCH.size))
 
 
 def pack_inventory(inventory: Inventory) -> bytes:

@@ -177,7 +177,15 @@ class Calls(DoorServicer):
         """See `Session.match`."""
         guest = await self._guest(request.session, request.after)
         hierarchy, first = self._hierarchy, not request.stream or request.wait == 0
-        wish = Wish(guest.session, unpack_keys(request.keys), request.prefill, request.stream, request.given, first)
+        wish = Wish(
+            guest.session,
+            unpack_keys(request.keys),
+            request.prefill,
+            request.stream,
+            request.given,
+            first,
+            request.device,
+        )
         until = time.monotonic() + min(request.wait, LONGEST_WAIT)
         look = hierarchy.look(wish)
         while (flight := look.staging) is not None and (news := look.news) is not None:
@@ -194,7 +202,12 @@ class Calls(DoorServicer):
         if matched.lease and not leased:
             return pb.MatchReply()
         return pb.MatchReply(
-            leased=leased, slots=matched.slots.tobytes(), tiers=matched.tiers.tobytes(), staging=matched.staging
+            leased=leased,
+            slots=matched.slots.tobytes(),
+            tiers=matched.tiers.tobytes(),
+            staging=matched.staging,
+            inside=matched.inside.tobytes() if matched.inside.any() else b"",
+            device=matched.device,
         )
 
     @_call
@@ -252,7 +265,14 @@ class Calls(DoorServicer):
             raise UsageError(f"a keyspace is named by {SPACE_NBYTES} bytes, not {len(request.space)}")
         if request.space:
             return pb.DropReply(blocks=await asyncio.to_thread(self._hierarchy.clear, request.space))
-        return pb.DropReply(blocks=self._hierarchy.evict(unpack_keys(request.keys)))
+        keys = unpack_keys(request.keys)
+        return pb.DropReply(blocks=await asyncio.to_thread(self._hierarchy.evict, keys))
+
+    @_call
+    async def Device(self, request: pb.DeviceRequest) -> pb.DeviceReply:  # noqa: N802
+        """See `Session.attach`."""
+        await self._guest(request.session, request.after)
+        return pb.DeviceReply(handle=self._hierarchy.state.device.handle())
 
     @_call
     async def Inspect(self, request: pb.InspectRequest) -> pb.InspectReply:  # noqa: N802

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
 from kvtier.errors import ProtocolMismatch
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.rpc.conversions import unpack_keys
 from kvtier.rpc.kvtier_pb2 import ClientNote
+
+_log = logging.getLogger(__name__)
 
 PATIENCE = 0.25
 """Seconds that a call waits for notes sent before it; they come on another stream of the same connection."""
@@ -49,6 +52,9 @@ class Guest:
             case "condemn":
                 why = note.condemn.why if note.condemn.why in REPORTS else "client_report"
                 self._hierarchy.condemn(unpack_keys(note.condemn.keys), why)
+            case "refused":
+                self._hierarchy.refused()
+                _log.warning("device memory not attached session=%d reason=%r", self.session, note.refused.why[:300])
             case other:
                 raise ProtocolMismatch(f"a session that has begun cannot say {other}")
         self._heard += 1

@@ -68,19 +68,20 @@ def test_a_block_removed_while_it_is_copied_stays_until_the_copy_ends(desk, monk
 
 def test_a_failing_device_is_a_counted_no(desk, monkeypatch):
     desk.write([1], 5000)
-    inside = desk.tier._inside
+    memory = desk.tier._memory
 
     class Broken:
         def __getitem__(self, _):
             raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(desk.tier, "_inside", Broken())
+    working = memory.memory
+    monkeypatch.setattr(memory, "memory", Broken())
     assert desk.read([1]) == [False]
     assert desk.write([2], 5000) == [False]
     usage = desk.tier.usage()
     assert usage.counters == {"read_error": 1, "write_error": 1}
     assert "device-side assert" in usage.fault
-    monkeypatch.setattr(desk.tier, "_inside", inside)
+    monkeypatch.setattr(memory, "memory", working)
     assert desk.read([1]) == [True]
     assert desk.tier.usage().fault == ""
     assert desk.tier.usage().used == usage.used
