@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from kvtier.block import PAGE
 from kvtier.client.local import LocalSession
@@ -16,9 +17,10 @@ from kvtier.hierarchy.cache import Hierarchy, Limits
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from kvtier.testing.payloads import key_of, payload_of
-from kvtier.tiers.base import TierNumber
+from kvtier.tiers.base import Tier, TierNumber
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.nvme import NvmeTier
+from kvtier.tiers.several import Several
 
 CAPACITY = 1 << 20
 ROUNDS = 150
@@ -83,12 +85,19 @@ class Engine:
             self.session = LocalSession(self.hierarchy)
 
 
-def test_many_engines_on_one_small_host(tmp_path: Path):
+def nvme_on(folders: list[Path], arena: Arena) -> Tier:
+    """1 MiB of it, over as many devices."""
+    tiers = {str(folder): NvmeTier(folder, (1 << 20) // len(folders), arena, direct=False) for folder in folders}
+    return Several("nvme", tiers) if len(tiers) > 1 else tiers.popitem()[1]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_many_engines_on_one_small_host(tmp_path: Path, devices: int):
     arena = Arena.private(CAPACITY)
     store = LocalStore()
     index = LocalIndex(store, store.register("test"))
     tiers = {
-        TierNumber.NVME: NvmeTier(tmp_path, 1 << 20, arena, direct=False),
+        TierNumber.NVME: nvme_on([tmp_path / str(number) for number in range(devices)], arena),
         TierNumber.GPU: GpuTier(256 << 10, arena, "cpu"),
     }
     hierarchy = Hierarchy(arena, tiers, index, limits=Limits(CAPACITY // 2, CAPACITY // 4))

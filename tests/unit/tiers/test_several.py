@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.errors import TierUnavailable
+import kvtier
+from kvtier.errors import ConfigError, TierUnavailable
 from kvtier.memory.arena import Arena
 from kvtier.testing.memory_tier import MemoryTier
 from kvtier.testing.payloads import key_of
@@ -372,3 +373,15 @@ def test_a_device_whose_reads_failed_gets_blocks_again_although_nothing_was_read
     assert blocks(desk)["a"] - before["a"] > 20
     assert all(desk.read(range(80)))
     assert desk.tier.usage().fault == ""
+
+
+def test_opened_in_process_all_folders_are_used_and_none_stays_locked(tmp_path):
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    tables = {"cpu": {"capacity": "4MiB"}, "nvme": {"capacity": "4MiB", "path": paths}}
+    with kvtier.open(tables) as cache:
+        status = cache.status()
+        assert next(tier["capacity"] for tier in status["tiers"] if tier["tier"] == "nvme") == 8 << 20
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match="file"):
+        kvtier.open({**tables, "nvme": {"capacity": "4MiB", "path": [*paths, str(tmp_path / "file")]}})
+    kvtier.open(tables).close()
