@@ -104,12 +104,14 @@ class Life:
         table: its table, or an empty one.
         frames: those behind the table, with their checksums.
         removed: the addresses that its removals name, by the number of their row.
+        torn: keys of payloads that are not whole, though others behind them are.
     """
 
     begin: Begin
     table: Table
     frames: list[tuple[Frame, int]]
     removed: dict[int, bytes] = field(default_factory=dict)
+    torn: list[bytes] = field(default_factory=list)
 
 
 class Entry(NamedTuple):

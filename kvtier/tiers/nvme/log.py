@@ -89,7 +89,9 @@ class RegionLog:
         self._next = self.newest.sequence + self.geometry.count + 1
         for region in self._lives.values():
             life = lives[region.index]
-            self._replay(region, life.removed if life is not None else {})
+            if life is not None:
+                self._replay(region, life.removed)
+                self.forget(life.torn)
 
     def inherit(self, former: RegionLog) -> None:
         """Take over what another log has dropped and not reported."""
@@ -151,7 +153,7 @@ class RegionLog:
     def lay_out_removal(self, store: bytes) -> tuple[Frame, bytes] | None:
         """A removal of as many removed keys as have room in the newest region: frame, and all its bytes, sealed."""
         region = self.newest
-        free = self.geometry.region_nbytes - region.tail - table_nbytes(region.count + 1) - self._reserved()
+        free = self.geometry.region_nbytes - region.tail - table_nbytes(region.count + 1)
         count = min(REMOVED_AT_A_TIME, (free // PAGE * PAGE - FRAME_NBYTES) // ADDRESS_NBYTES)
         if not region.sequence or count < 1:
             return None

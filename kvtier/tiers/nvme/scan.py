@@ -82,13 +82,14 @@ class Scan:
         )
 
     def _cut_torn(self, newest: Life, pool: Executor) -> None:
-        """Cut the newest life at the first record that was being written when the last process ended."""
+        """Verify what was being written when the last process ended, and cut the newest life behind what is whole."""
         settled = max((frame.settled for frame, _ in newest.frames), default=0)
         doubtful = [frame for frame, _ in newest.frames if frame.row.page * PAGE >= settled]
-        for frame, whole in zip(doubtful, pool.map(self._is_whole, doubtful), strict=True):
-            if not whole:
-                _cut(newest, frame.row.page * PAGE)
-                return
+        torn = [frame for frame, whole in zip(doubtful, pool.map(self._is_whole, doubtful), strict=True) if not whole]
+        while torn and torn[-1] is newest.frames[-1][0]:
+            torn.pop()
+            newest.frames.pop()
+        newest.torn.extend(frame.row.key for frame in torn if frame.row.kind != REMOVAL)
 
     def _is_whole(self, frame: Frame) -> bool:
         row = frame.row
