@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvtier.block import PAGE, slot_nbytes
+from kvtier.block import PAGE, BlockHeader, slot_nbytes
 from kvtier.errors import ClosedError
 from kvtier.memory.arena import Arena
 from kvtier.testing.payloads import key_of, payload_of
@@ -25,6 +26,12 @@ from kvtier.tiers.base import Slots, Tier
 MakeTier = Callable[[Arena, int], Tier]
 SIZES = (192, 4096, 5000, 40_000, 65_536 + 192)
 """Payloads smaller than a page, of exactly one, and with and without a rest."""
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes that a folder takes on the disk, itself included, but for what a tier has set aside."""
+    paths = [path for path in (folder, *folder.rglob("*")) if ".aside-" not in path.name]
+    return sum(path.stat().st_blocks * 512 for path in paths)
 
 
 @dataclass
@@ -147,6 +154,17 @@ class TierKit:
         inventory = desk.tier.inventory()
         assert list(inventory.nbytes.items()) == [(key_of(s), n) for s, n in enumerate(SIZES) if s != 1]
         assert desk.tier.usage().blocks == len(SIZES) - 1
+
+    def test_the_inventory_says_what_headers_say(self, desk: Desk) -> None:
+        desk.write(range(3), 5000)
+        for seed, record in enumerate(desk.tier.inventory().records):
+            header = BlockHeader.unpack(payload_of(seed, 5000))
+            assert (record["tokens"], record["codec"], record["expires"]) == (
+                header.tokens,
+                header.codec,
+                header.expires,
+            )
+            assert record["space"].tobytes() == header.space
 
     def test_capacity_is_never_exceeded_and_what_vanishes_is_reported(self, desk: Desk) -> None:
         accepted: set[bytes] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,10 @@ import pytest
 from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
 from kvtier.testing.payloads import normal_payload_of
-from kvtier.testing.tier import MakeTier, TierKit
+from kvtier.testing.tier import MakeTier, TierKit, on_disk
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.nvme import NvmeTier
 from kvtier.tiers.several import Several
-
-
-def on_disk(folder: Path) -> int:
-    """Bytes that a folder takes on the disk, itself included."""
-    paths = [folder, *folder.rglob("*")]
-    return sum(os.stat(path).st_blocks * 512 for path in paths)
 
 
 class TestNvme(TierKit):
