@@ -1,7 +1,7 @@
 # Needs Python 3.11 or later with venv, make and a C library; everything else comes from pip.
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test check bench-smoke clean install
+.PHONY: help demo test check soak bench-smoke clean install
 
 PYTHON ?= python3
 VENV   := .venv
@@ -13,6 +13,7 @@ help:
 	@echo "make demo         a language model answers over a long document, with its KV from each tier"
 	@echo "make test         every test but the slow ones and those with real engines"
 	@echo "make check        format, lint, types, layers"
+	@echo "make soak         10 minutes of mixed load on one host, by engines that are killed"
 	@echo "make bench-smoke  each benchmark at a small size"
 	@echo "make clean        remove what these made"
 
@@ -26,6 +27,9 @@ check: $(STAMP)
 	@rc=0; for tool in "ruff format --check" "ruff check" mypy "lint-imports --no-logo"; do \
 	  echo "$$tool"; $(BIN)/$$tool || rc=1; \
 	done; exit $$rc
+
+soak: $(STAMP)
+	@KVTIER_SOAK_SECONDS=600 $(BIN)/python -m pytest -o faulthandler_timeout=1200 tests/cluster/test_soak.py
 
 bench-smoke: $(STAMP)
 	@set -e; for name in $(BENCHMARKS); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --smoke; done
