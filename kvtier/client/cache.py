@@ -111,12 +111,15 @@ class Cache:
         ]
 
     def status(self) -> dict[str, Any]:
-        """The host's status, with this client's counters as `client`; only those when the host does not answer."""
+        """The host's status, with this client's counters as `client`, and how it reads the GPU tier as `device`.
+
+        Only these two, and `error`, when the host does not answer.
+        """
+        mine = {"client": dict(self.counters), "device": str(self._device)}
         try:
-            status = self.session.status()
+            return self.session.status() | mine
         except SessionError as exc:
-            return {"error": str(exc), "client": dict(self.counters)}
-        return status | {"client": dict(self.counters)}
+            return {"error": str(exc)} | mine
 
     def close(self) -> None:
         """Finish the saves that are queued, then end the session; idempotent."""

@@ -28,6 +28,11 @@ class Device:
         self._tried: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
+    def __str__(self) -> str:
+        if self.memory is not None and self.epoch:
+            return f"attached on {self.memory.device}"
+        return f"refused: {self.refused}" if self.refused else "not attached"
+
     @property
     def epoch(self) -> int:
         """Of what is attached and still its owner's; 0 for nothing."""
@@ -46,8 +51,8 @@ class Device:
                 self._counters[f"device_{type(exc).__name__}"] += 1
                 return
             self._tried.add((device, epoch))
-            if isinstance(attached, str):
+            if not isinstance(attached, str):
+                self.memory, self.refused = attached, ""
+            elif attached:
                 self.refused = attached
                 self._counters["device_refused"] += 1
-            else:
-                self.memory, self.refused = attached, ""

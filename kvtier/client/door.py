@@ -85,7 +85,7 @@ class DoorSession:
         at, until = self._attached()
         request = pb.DeviceRequest(session=at.session, after=at.sent)
         attached = attach(self._line.ask(self._line.stub.Device, request, until, at).handle, device)
-        if isinstance(attached, str):
+        if isinstance(attached, str) and attached:
             self._line.note(pb.ClientNote(refused=pb.Refused(why=attached)))
         return attached
 

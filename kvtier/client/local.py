@@ -52,7 +52,7 @@ class LocalSession:
     def attach(self, device: str) -> DeviceMemory | str:
         """See `Session`."""
         attached = attach(self._hierarchy.state.device.handle(), device)
-        if isinstance(attached, str):
+        if isinstance(attached, str) and attached:
             self._hierarchy.refused()
         return attached
 

@@ -41,6 +41,8 @@ class Session(Protocol):
     def attach(self, device: str) -> DeviceMemory | str:
         """Open the memory of the GPU tier, for KV that lies on `device`; or why it cannot be, which the host is told.
 
+        Why is empty when there is nothing to open: see `kvtier.memory.device.attach`.
+
         Args:
             device: "cpu" or "cuda:N".
         """

@@ -132,9 +132,9 @@ class DeviceArena:
 
     def view(self) -> DeviceMemory:
         """The memory as readers in this process see it."""
-        cpu = self._device.type == "cpu"
-        memory = self.memory.numpy() if cpu else self.memory
-        return DeviceMemory(self.epoch, str(self._device), memory, self.generations, self._head)
+        memory = _frozen(self.memory.numpy()) if self._device.type == "cpu" else self.memory
+        generations, head = _frozen(self.generations), _frozen(self._head)
+        return DeviceMemory(self.epoch, str(self._device), memory, generations, head)
 
     def close(self) -> None:
         """Say that it is nobody's, and let go of it; idempotent."""
@@ -205,15 +205,19 @@ _mine: WeakValueDictionary[int, DeviceArena] = WeakValueDictionary()
 def attach(handle: bytes, device: str) -> DeviceMemory | str:
     """Open the memory behind a handle, for KV that lies on `device`; or why it cannot be.
 
+    Why is empty when there is nothing to open: one of the two is in CPU memory and the other on a GPU.
+
     Args:
         handle: of `DeviceArena.share`.
         device: where the reader's KV is: "cpu" or "cuda:N".
     """
     try:
         said = msgspec.msgpack.decode(handle, type=_Handle)
+        if (said.device == "cpu") != (device == "cpu"):
+            return ""
         here = "cpu" if device == "cpu" else _uuid(device)
         if said.device != here:
-            return f"the GPU tier is on {_name(said.device)}, and the KV on {_name(here)}"
+            return f"the GPU tier is on GPU {said.device}, and the KV on GPU {here}"
         own = _mine.get(said.epoch)
         if own is not None:
             return own.view()
@@ -245,10 +249,6 @@ def _uuid(device: str) -> str:
     import torch
 
     return cuda.uuid(torch.device(device))
-
-
-def _name(device: str) -> str:
-    return "the CPU" if device == "cpu" else f"GPU {device}"
 
 
 def _void(folder: Path) -> None:
@@ -290,6 +290,13 @@ def _map(path: Path, nbytes: int, inode: int) -> NDArray[np.uint8] | None:
         finally:
             os.close(fd)
     return None
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory, which cannot be written to through it."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _inode(path: Path) -> int:

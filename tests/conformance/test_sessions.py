@@ -7,6 +7,7 @@ import pytest
 from kvtier.client.door import DoorSession
 from kvtier.client.local import LocalSession
 from kvtier.memory.arena import Arena
+from kvtier.testing.device import DeviceKit, gpu_host
 from kvtier.testing.retention import RetentionKit
 from kvtier.testing.session import CAPACITY, SessionKit, host_over
 from kvtier_services.gateway.control import writer_gone
@@ -57,3 +58,25 @@ class TestDoorSession(SessionKit, RetentionKit):
             yield open_session
             for session in opened:
                 session.close()
+
+
+class TestLocalSessionWithGpu(DeviceKit):
+    @pytest.fixture
+    def host(self):
+        with gpu_host(Arena.private(CAPACITY)) as host:
+            yield host
+
+    open_session = TestLocalSession.open_session
+
+
+class TestDoorSessionWithGpu(DeviceKit):
+    place = TestDoorSession.place
+
+    @pytest.fixture
+    def host(self, place):
+        arena = Arena.own(place[1], CAPACITY)
+        with gpu_host(arena) as host:
+            yield host
+        arena.close()
+
+    open_session = TestDoorSession.open_session

@@ -95,6 +95,10 @@ class HierarchyMachine(RuleBasedStateMachine):
             session.close()
         self.hierarchy.unpin([key_of(seed) for seed in SEEDS])
         self.hierarchy.mover.drain()
+        self.hierarchy._remove_unread()
+        assert not self.state.device.leaving
+        assert not self.state.device._readers
+        self._table_is_true()
         pool = self.state.cpu.pool
         assert pool.used == sum(map(pool.size_class, self.state.at)), "a slot leaked"
         assert not self.state.cpu.quarantined
@@ -108,10 +112,12 @@ class HierarchyMachine(RuleBasedStateMachine):
 
     # What sessions do
 
-    @rule(who=SESSIONS, branch=BRANCHES, length=LENGTHS, wait=st.booleans())
-    def match(self, who, branch, length, wait):
-        seeds = chain_of(branch)[:length]
-        matched = self.sessions[who].match([key_of(seed) for seed in seeds], 10.0 if wait else 0.0)
+    @rule(who=SESSIONS, branch=BRANCHES, length=LENGTHS, wait=st.booleans(), inside=st.booleans())
+    def match(self, who, branch, length, wait, inside):
+        """With `inside` by who has the GPU tier's memory attached, where there is one."""
+        seeds, device = chain_of(branch)[:length], self.state.device.epoch if inside else 0
+        matched = self.sessions[who].match([key_of(seed) for seed in seeds], 10.0 if wait else 0.0, device=device)
+        assert device or not matched.inside.any()
         self.asked += length
         assert len(matched.slots) + matched.staging <= length
         self._holds(seeds, matched)
@@ -124,6 +130,17 @@ class HierarchyMachine(RuleBasedStateMachine):
         who, _, matched = self.leases.pop(at % len(self.leases))
         self.sessions[who].release(matched.lease)
         self.sessions[who].release(matched.lease)
+
+    @rule()
+    def keep(self):
+        """What the keeper does for the GPU tier."""
+        self.hierarchy._remove_unread()
+        assert self.state.device.leaving <= {
+            key_of(seed)
+            for _, seeds, matched in self.leases
+            for seed, inside in zip(seeds, matched.inside.tolist(), strict=True)
+            if inside
+        }
 
     @rule(who=SESSIONS, branches=st.lists(BRANCHES, min_size=1, max_size=3, unique=True))
     def save(self, who, branches):
@@ -254,6 +271,11 @@ class HierarchyMachine(RuleBasedStateMachine):
             assert usage.used <= usage.capacity
             known = [key for key, row in table.rows.items() if table.has(row, number)]
             assert set(known) <= set(tier.inventory().keys)
+            if number is GPU:
+                assert set(tier.inventory().keys) == {*known, *state.device.leaving}
+                rows, slots = state.rows(known), tier.places(known).slots
+                assert table.inside[rows].tolist() == slots["offset"].tolist()
+                assert table.inside_generation[rows].tolist() == slots["generation"].tolist()
 
     def _counters_add_up(self):
         stats = self.state.stats
@@ -262,10 +284,12 @@ class HierarchyMachine(RuleBasedStateMachine):
         assert set(stats.dropped) <= set(LOST)
 
     def _holds(self, seeds, matched):
-        generations = self.sessions[0].generations()
-        for seed, slot in zip(seeds, matched.slots, strict=False):
+        outside = self.arena.memory, self.sessions[0].generations()
+        gpu = self.sessions[0].attach("cpu") if matched.inside.any() else None
+        for seed, slot, inside in zip(seeds, matched.slots, matched.inside.tolist(), strict=False):
+            memory, generations = (gpu.memory, gpu.generations) if inside else outside
             offset, nbytes = int(slot["offset"]), int(slot["nbytes"])
-            assert self.arena.payload(offset, nbytes) == payload_of(seed, nbytes_of(seed)), "wrong bytes"
+            assert memory[offset : offset + nbytes].data == payload_of(seed, nbytes_of(seed)), "wrong bytes"
             assert generations[offset // PAGE] == slot["generation"]
 
     def _seed(self, key):

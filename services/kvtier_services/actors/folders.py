@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvtier.errors import ConfigError
+from kvtier.memory.device import MEMORY, TABLE
 
 ARENA_FILES = ("arena", "tables", "lock")
 ARENA_FOLDERS = ("clients", "hands")
@@ -53,7 +54,7 @@ def share_arena(folder: Path, group: str) -> None:
 
 def sweep_arena(folder: Path) -> None:
     """Remove the arena's files, and the folder if nothing else is in it."""
-    for name in ARENA_FILES:
+    for name in (*ARENA_FILES, MEMORY, TABLE):
         (folder / name).unlink(missing_ok=True)
     for name in ARENA_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
