@@ -152,6 +152,40 @@ def doctor(config: ConfigOption = None) -> None:
         fail("one check failed" if failed == 1 else f"{failed} checks failed")
 
 
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A request trace: Mooncake's JSON lines, plain, .gz or .xz.")],
+    *,
+    cpu: Annotated[str, typer.Option(help="Memory of the CPU tier.")] = "64GiB",
+    nvme: Annotated[str, typer.Option(help="Disk space of the NVMe tier; 0 for none.")] = "0",
+    gpu: Annotated[str, typer.Option(help="GPU memory of the GPU tier; 0 for none.")] = "0",
+    model: Annotated[str, typer.Option(help="Its name, or the path of a Hugging Face config.json.")] = "llama-3.1-8b",
+    plan: Annotated[str, typer.Option(help="Precision plan of the blocks.")] = "int8",
+    policy: Annotated[str, typer.Option(help="As cpu.policy: lru, s3fifo or cost.")] = "lru",
+    admission: Annotated[str, typer.Option(help="As nvme.admission: auto, all or second.")] = "auto",
+    endurance: Annotated[str, typer.Option(help="As nvme.endurance: bytes a day; 0 for no limit.")] = "0",
+    block_tokens: Annotated[int, typer.Option(help="Tokens that an id of the trace stands for.", min=1)] = 512,
+    alone: Annotated[bool, typer.Option("--alone", help="Only this host, not what surrounds it.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """How much memory, and which plan? Run a request trace through a host that keeps books and no bytes."""
+    from kvtier.advisor.answer import answer
+    from kvtier.advisor.replay import Setup
+    from kvtier.config import Size
+    from kvtier.errors import ConfigError
+
+    sizes = {"cpu": cpu, "nvme": nvme, "gpu": gpu, "endurance": endurance}
+    try:
+        nbytes = {name: int(Size.parse(text)) for name, text in sizes.items()}
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
+    setup = Setup(**nbytes, model=model, plan=plan, policy=policy, admission=admission)
+    with _steps() as say:
+        text = answer(trace, setup, block_tokens, alone=alone, picture=plot, json=json, say=say)
+    typer.echo(text)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def demo(context: typer.Context) -> None:
     """Let a language model answer over a long document, with its KV from each tier."""

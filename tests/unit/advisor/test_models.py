@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvtier.advisor.models import LATENTS, SHAPES, spec_of
+from kvtier.errors import ConfigError, UnsupportedKV
+
+
+@pytest.mark.parametrize(
+    ("model", "nbytes"),
+    [
+        # 2 (K and V) x layers x KV heads x head dimension x 2 bytes
+        ("llama-3.1-8b", 2 * 32 * 8 * 128 * 2),
+        ("llama-3.1-70b", 2 * 80 * 8 * 128 * 2),
+        ("qwen2.5-7b", 2 * 28 * 4 * 128 * 2),
+        ("smollm2-135m", 2 * 30 * 3 * 64 * 2),
+        # one latent of kv_lora_rank 512 and 64 for RoPE: 70,272 bytes a token, as DeepSeek's reports have it
+        ("deepseek-v3", 61 * 576 * 2),
+    ],
+)
+def test_bytes_of_a_token(model, nbytes):
+    assert spec_of(model, 64).token_nbytes == nbytes
+
+
+def test_every_model_has_a_spec():
+    for model in (*SHAPES, *LATENTS):
+        assert spec_of(model, 512).block_tokens == 512
+
+
+def test_an_unknown_model_is_said_with_the_nearest_one():
+    with pytest.raises(ConfigError, match=r"no model 'Llama-3.1-8B-Instruct'; did you mean 'llama-3.1-8b'"):
+        spec_of("Llama-3.1-8B-Instruct", 64)
+
+
+@pytest.mark.parametrize("dtype", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_config_of_hugging_face(tmp_path, dtype, folder):
+    path = tmp_path / "config.json"
+    raw = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+    path.write_text(json.dumps(raw | {dtype: "bfloat16"}))
+    spec = spec_of(str(tmp_path if folder else path), 32)
+    assert (spec.layers, spec.kv_heads, spec.head_dim, spec.dtype, spec.block_tokens) == (4, 2, 64, "bfloat16", 32)
+
+
+def test_the_text_part_of_a_config(tmp_path):
+    path = tmp_path / "config.json"
+    text = {"num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 32, "dtype": "float16"}
+    path.write_text(json.dumps({"model_type": "sees", "text_config": text}))
+    assert spec_of(str(path), 64).token_nbytes == 2 * 4 * 8 * 32 * 2
+
+
+def test_a_model_whose_kv_is_not_one_entry_a_token_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    raw = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512, "dtype": "bfloat16"}
+    path.write_text(json.dumps(raw | {"layer_types": ["full_attention", "sliding_attention"]}))
+    with pytest.raises(UnsupportedKV, match="sliding_attention"):
+        spec_of(str(path), 64)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"dtype": "bfloat16"}', '{"dtype": "int7", "num_hidden_layers": 2}'])
+def test_what_is_no_config_is_said(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        spec_of(str(path), 64)
