@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,70 +12,17 @@ import pytest
 import kvtier
 from kvtier.errors import ConfigError, TierUnavailable
 from kvtier.memory.arena import Arena
-from kvtier.testing.memory_tier import MemoryTier
 from kvtier.testing.payloads import key_of
 from kvtier.testing.tier import Desk
 from kvtier.tiers.nvme import NvmeTier
 from kvtier.tiers.several import Several
 from kvtier.tiers.several.homes import Homes
 from kvtier.tiers.several.tier import PAUSE
+from tests.device_fixture import Device
 from tests.unit.tiers.conftest import Clock, FaultyDisk
 
 NBYTES = 5000
 SEEDS = range(40)
-
-
-class Device(MemoryTier):
-    """A tier whose process may be away, and that evicts when it is told to; `hook` runs in each call."""
-
-    def __init__(self, arena: Arena, capacity: int = 4 << 20) -> None:
-        super().__init__(arena, capacity)
-        self.away = False
-        self.hook: Callable[[], object] = lambda: None
-        self.evicted: list[bytes] = []
-
-    def _enter(self) -> None:
-        self.hook()
-        if self.away:
-            raise TierUnavailable("its process is gone")
-
-    def write(self, keys, slots):
-        self._enter()
-        return super().write(keys, slots)
-
-    def read(self, keys, slots):
-        self._enter()
-        return super().read(keys, slots)
-
-    def remove(self, keys):
-        self._enter()
-        super().remove(keys)
-
-    def contains(self, keys):
-        self._enter()
-        return super().contains(keys)
-
-    def inventory(self):
-        self._enter()
-        return super().inventory()
-
-    def usage(self):
-        self._enter()
-        return super().usage()
-
-    def dropped(self):
-        gone, self.evicted = self.evicted, []
-        return gone
-
-    def evict(self, key: bytes) -> None:
-        super().remove([key])
-        self.evicted.append(key)
-
-    def lose_all(self) -> None:
-        self._stored.clear()
-
-    def has(self) -> set[bytes]:
-        return set(self._stored)
 
 
 class Pair:
