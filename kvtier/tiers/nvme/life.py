@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvtier.block import PAGE
 from kvtier.tiers.base import STORED, Inventory
-from kvtier.tiers.nvme.frames import ROW, Begin, Frame, Row
+from kvtier.tiers.nvme.frames import REMOVAL, ROW, Begin, Frame, Row, split
 from kvtier.tiers.nvme.table import Table, table_nbytes
 
 ROW_BITS = 32
@@ -128,6 +128,23 @@ class Entry(NamedTuple):
     region: Region
     offset: int
     row: Row
+
+
+def replay(entries: dict[bytes, int], region: Region, removed: Mapping[int, bytes]) -> None:
+    """Note the places of what a region's rows say, in their order: the last word on a key counts.
+
+    Args:
+        entries: place of every key, after all regions whose lives began before.
+        region: the next.
+        removed: the addresses that its removals name, by the number of their row.
+    """
+    keys, first, at = region.keys(), region.sequence << ROW_BITS, 0
+    removals = np.flatnonzero(np.frombuffer(region.rows, ROW)["kind"] == REMOVAL).tolist()
+    for number in (*removals, len(keys)):
+        entries.update(zip(keys[at:number], range(first + at, first + number), strict=True))
+        for key in split(removed.get(number, b"")):
+            entries.pop(key, None)
+        at = number + 1
 
 
 def inventory(entries: Mapping[bytes, int], lives: Mapping[int, Region]) -> Inventory:

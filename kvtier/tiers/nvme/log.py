@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-
-import numpy as np
 
 from kvtier.block import ADDRESS_NBYTES, PAGE
 from kvtier.tiers.base import Inventory
-from kvtier.tiers.nvme.frames import FRAME_NBYTES, REMOVAL, ROW, Begin, Frame, Row, span, split
-from kvtier.tiers.nvme.life import ROW_BITS, ROW_MASK, Entry, Life, Region, inventory
+from kvtier.tiers.nvme.frames import FRAME_NBYTES, ROW, Begin, Frame, Row, span, split
+from kvtier.tiers.nvme.life import ROW_BITS, ROW_MASK, Entry, Life, Region, inventory, replay
 from kvtier.tiers.nvme.regions import Geometry
 from kvtier.tiers.nvme.seal import checksum
 from kvtier.tiers.nvme.table import Table, table_nbytes
@@ -52,6 +50,8 @@ class RegionLog:
         self._suspects: set[bytes] = set()
         self._dropped: dict[bytes, None] = {}
         self._reads = 0
+        self._others = 0
+        """Bytes in use in all regions but the newest."""
 
     @property
     def newest(self) -> Region:
@@ -66,7 +66,7 @@ class RegionLog:
     @property
     def used(self) -> int:
         """Bytes of whole records, with all that goes with them."""
-        return sum(region.used for region in self._order)
+        return self._others + self.newest.used
 
     def holds(self, nbytes: int) -> bool:
         """Whether a payload of so many bytes fits into a region at all."""
@@ -87,10 +87,11 @@ class RegionLog:
         self._order = deque(sorted(self._order, key=lambda region: region.sequence))
         self._lives = {region.sequence: region for region in self._order if region.sequence}
         self._next = self.newest.sequence + self.geometry.count + 1
+        self._others = sum(region.used for region in self._order) - self.newest.used
         for region in self._lives.values():
             life = lives[region.index]
             if life is not None:
-                self._replay(region, life.removed)
+                replay(self.entries, region, life.removed)
                 self.forget(life.torn)
 
     def inherit(self, former: RegionLog) -> None:
@@ -153,8 +154,7 @@ class RegionLog:
     def lay_out_removal(self, store: bytes) -> tuple[Frame, bytes] | None:
         """A removal of as many removed keys as have room in the newest region: frame, and all its bytes, sealed."""
         region = self.newest
-        free = self.geometry.region_nbytes - region.tail - table_nbytes(region.count + 1)
-        count = min(REMOVED_AT_A_TIME, (free // PAGE * PAGE - FRAME_NBYTES) // ADDRESS_NBYTES)
+        count = min(REMOVED_AT_A_TIME, (self._free() - FRAME_NBYTES) // ADDRESS_NBYTES)
         if not region.sequence or count < 1:
             return None
         addresses = b"".join(islice(self.removed, count))
@@ -178,9 +178,9 @@ class RegionLog:
             nbytes: about so many bytes at most, but one block at least.
             count: so many at most.
         """
-        oldest, free = self.oldest, self.geometry.region_nbytes - self.newest.tail - table_nbytes(self.newest.count)
+        oldest = self.oldest
         entries: list[Entry] = []
-        for number in oldest.warmest(min(self._reserved(), free))[:count]:
+        for number in oldest.warmest(min(self._reserved(), self._free()))[:count]:
             entry = self.find(Row.at(oldest.rows, number).key)
             if entry is None or nbytes <= 0:
                 break
@@ -204,6 +204,7 @@ class RegionLog:
     def begin(self, root: int) -> None:
         """Give the emptied oldest region its next life; nobody may be reading it."""
         region = self._order.popleft()
+        self._others += self.newest.used - region.used
         self._lives.pop(region.sequence, None)
         fresh = Region(region.index, self._next, root, PAGE, root)
         self._next += 1
@@ -284,16 +285,10 @@ class RegionLog:
         self._suspects.discard(key)
         return True
 
+    def _free(self) -> int:
+        """Bytes of the newest region that one more record may take."""
+        return self.geometry.region_nbytes - self.newest.tail - table_nbytes(self.newest.count + 1)
+
     def _reserved(self) -> int:
         """Bytes of the newest region that are kept for blocks of the oldest."""
         return max(0, min(self.oldest.warm, self.geometry.region_nbytes // CARRY_SHARE - self.newest.carried))
-
-    def _replay(self, region: Region, removed: Mapping[int, bytes]) -> None:
-        """What a region's rows say, in their order: the last word on a key counts."""
-        keys, first, at = region.keys(), region.sequence << ROW_BITS, 0
-        removals = np.flatnonzero(np.frombuffer(region.rows, ROW)["kind"] == REMOVAL).tolist()
-        for number in (*removals, len(keys)):
-            self.entries.update(zip(keys[at:number], range(first + at, first + number), strict=True))
-            for key in split(removed.get(number, b"")):
-                self.entries.pop(key, None)
-            at = number + 1

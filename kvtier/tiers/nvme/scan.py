@@ -37,7 +37,9 @@ class Scan:
         with ThreadPoolExecutor(threads, "nvme-scan") as pool:
             lives = list(pool.map(self._life, range(self._geometry.count)))
             often = Counter(life.begin.sequence for life in lives if life is not None)
-            lives = [life if life is not None and often[life.begin.sequence] == 1 else None for life in lives]
+            twice = {sequence for sequence, count in often.items() if count > 1}
+            self._notes.extend(f"two regions say that they are life {sequence}: neither is used" for sequence in twice)
+            lives = [None if life is None or life.begin.sequence in twice else life for life in lives]
             known = [life for life in lives if life is not None]
             ends = {life.begin.former: life.begin.former_tail for life in known}
             for life in known:

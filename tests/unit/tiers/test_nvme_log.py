@@ -69,3 +69,29 @@ def test_lay_out_takes_what_fits_beside_the_table():
     log.begin(1)
     laid = log.lay_out(STORE, rows)
     assert [frame.offset for frame, _ in laid] == [2 * 4096, 2 * 4096 + 12288, 2 * 4096 + 2 * 12288]
+
+
+def test_use_is_summed_up_as_it_goes():
+    """By hand: a begin, two records and a table of a page each region, and one record in the newest."""
+    log = RegionLog(Geometry(32 << 10, 3))
+    assert log.used == 0
+    for seed in range(5):
+        put(log, seed)
+    assert log.used == 2 * (4096 + 2 * 12288 + 4096) + 4096 + 12288 + 4096
+    for seed in range(5, 7):
+        put(log, seed)
+    assert log.used == 2 * (4096 + 2 * 12288 + 4096) + 4096 + 12288 + 4096
+
+
+def test_what_is_carried_is_chosen_without_io():
+    log = RegionLog(Geometry(64 << 10, 3))
+    for seed in range(9):
+        put(log, seed)
+    touch(log, 2, 0, 1)
+    assert [entry.row.key for entry in log.to_carry(1 << 20, 256)] == [key_of(0), key_of(1)], (
+        "read last; in their order"
+    )
+    assert [entry.row.key for entry in log.to_carry(1, 256)] == [key_of(0)]
+    assert [entry.row.key for entry in log.to_carry(1 << 20, 1)] == [key_of(0)]
+    log.forget([key_of(1)])
+    assert [entry.row.key for entry in log.to_carry(1 << 20, 256)] == [key_of(0), key_of(2)]

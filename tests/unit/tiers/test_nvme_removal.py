@@ -141,6 +141,22 @@ def test_what_failed_to_be_written_is_not_there_after_a_crash(open_nvme, disk, m
     assert open_nvme(crashed=True).contains([0, 1, 2]) == [True, True, False]
 
 
+def test_what_was_refused_though_it_is_whole_can_be_removed(open_nvme, disk, monkeypatch):
+    desk = open_nvme()
+    desk.write([0], 5000)
+    write = disk.pwritev
+
+    def write_and_fail(*arguments) -> int:
+        write(*arguments)
+        raise OSError(errno.EIO, "said to have failed")
+
+    monkeypatch.setattr(disk, "pwritev", write_and_fail)
+    assert desk.write([1], 5000) == [False]
+    monkeypatch.undo()
+    remove(desk, 1)
+    assert open_nvme(crashed=True).contains([0, 1]) == [True, False]
+
+
 def test_what_is_corrupt_is_not_claimed_again(open_nvme, tmp_path):
     desk = open_nvme()
     desk.write([1, 2], 5000)

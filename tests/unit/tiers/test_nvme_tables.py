@@ -7,9 +7,10 @@ import errno
 import pytest
 
 from kvtier.testing.payloads import key_of
-from kvtier.tiers.nvme.frames import Row
+from kvtier.tiers.nvme.frames import Begin, Row
 from kvtier.tiers.nvme.io import pages
 from kvtier.tiers.nvme.recovery import FILE
+from kvtier.tiers.nvme.regions import Superblock
 from kvtier.tiers.nvme.table import Table, nbytes_of
 
 REGION, COUNT, EACH = 128 << 10, 7, 10
@@ -175,14 +176,30 @@ def test_a_table_that_cannot_be_read_is_done_without(open_nvme, disk):
     assert "region 0 could not be read" in desk.tier.notes[0]
 
 
-def test_regions_that_were_unreadable_once_do_not_come_back_as_others(open_nvme, disk):
-    """While the newest region could not be read, others began: no number is given twice."""
-    fill(open_nvme(), range(EACH + 3))
-    disk.before["preadv"] = fail_at(4096 + REGION)
+def test_no_number_is_given_twice_though_a_region_could_not_be_read(open_nvme, disk):
+    """The newest and an older one could not, and the older one begins anew while the newest is still there."""
+    fill(open_nvme(), range(EACH * (COUNT + 3) + 3))
+
+    def fail(offset: int) -> None:
+        if offset in (4096, 4096 + 3 * REGION):
+            raise OSError(errno.EIO, "bad place")
+
+    disk.before["preadv"] = fail
     desk = open_nvme()
-    assert desk.contains(range(EACH + 3)) == [True] * EACH + [False] * 3
-    fill(desk, range(100, 100 + EACH + 2))
+    fill(desk, range(200, 202))
     disk.before.clear()
     again = open_nvme()
-    assert all(again.contains([*range(EACH), *range(100, 100 + EACH + 2)]))
-    assert again.read([seed for seed in range(EACH + 3) if again.contains([seed]) == [True]], 5000)
+    assert again.read([100, 101, 102, 200, 201], 5000) == [True] * 5
+    assert again.tier.notes == ()
+
+
+def test_two_regions_with_one_number_are_both_left_alone(open_nvme, path):
+    fill(open_nvme(), range(EACH * 2 + 3))
+    open_nvme().tier.close()
+    content = path.read_bytes()
+    store = Superblock.unpack(content).store
+    first, _ = Begin.unpack(store, content[4096:])
+    poke(path, 4096 + 2 * REGION, first._replace(offset=4096 + 2 * REGION, nonce=5).pack(store))
+    desk = open_nvme()
+    assert desk.tier.inventory().keys == [key_of(seed) for seed in range(EACH, EACH * 2)]
+    assert "neither is used" in desk.tier.notes[0]
