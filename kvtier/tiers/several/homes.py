@@ -32,10 +32,10 @@ class Homes:
         """
         return max(devices, key=lambda device: blake2b(key, digest_size=8, key=self._seeds[device]).digest())
 
-    def wrote(self, device: str, keys: Iterable[bytes]) -> None:
-        """A device has stored these; one that had them before owes it to forget its copies."""
+    def wrote(self, stored: Iterable[tuple[str, bytes]]) -> None:
+        """Devices have stored these; one that had them before owes it to forget its copies."""
         with self._lock:
-            for key in keys:
+            for device, key in stored:
                 before = self._of.get(key, device)
                 if before != device:
                     self._owed[before].add(key)

@@ -63,13 +63,11 @@ class Several:
         while left and (shares := self._shares(keys, left, failed)):
             said = self._together.ask({d: partial(_write, *_part(keys, slots, at)) for d, at in shares.items()})
             heard = heard or bool(said)
-            refused: dict[str, list[int]] = {}
-            for device, places in shares.items():
-                stored = said.get(device) or [False] * len(places)
-                self._homes.wrote(device, [keys[at] for at, ok in zip(places, stored, strict=True) if ok])
-                _scatter(stored, answers, places)
-                if not all(stored):
-                    refused[device] = [at for at, ok in zip(places, stored, strict=True) if not ok]
+            for device, stored in said.items():
+                _scatter(stored, answers, shares[device])
+            at_device = {at: device for device, places in shares.items() for at in places}
+            self._homes.wrote((at_device[at], keys[at]) for at in sorted(at_device) if answers[at])
+            refused = {d: [at for at in places if not answers[at]] for d, places in shares.items()}
             failing = self._failing(refused, said)
             failed |= failing
             left = [at for device in failing for at in refused[device]]
@@ -182,11 +180,12 @@ class Several:
                 shares.setdefault(home if home in well else self._homes.pick(keys[at], well), []).append(at)
         return shares
 
-    def _failing(self, refused: Iterable[str], said: Mapping[str, object]) -> set[str]:
+    def _failing(self, refused: Mapping[str, Sequence[int]], said: Mapping[str, object]) -> set[str]:
         """Those of the devices that refused because they are not well; they rest."""
-        self._ask_usage([device for device in refused if device in said])
+        doubtful = [device for device, places in refused.items() if places]
+        self._ask_usage([device for device in doubtful if device in said])
         with self._lock:
-            failing = {device for device in refused if device not in said or self._usage[device].fault}
+            failing = {device for device in doubtful if device not in said or self._usage[device].fault}
             self._rest.update(dict.fromkeys(failing, self._clock() + PAUSE))
         return failing
 
