@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.eviction.order import Order
-from kvtier.eviction.prefix import PrefixPolicy
 
 
 class LRU:
@@ -37,8 +36,3 @@ class LRU:
 
     def walk(self) -> Iterator[list[int]]:
         return self._order.walk()
-
-
-def PrefixLRU() -> PrefixPolicy:  # noqa: N802 - stands where a class may
-    """Least recently used, in prefix order."""
-    return PrefixPolicy(LRU())

@@ -13,6 +13,7 @@ from kvtier.eviction.uses import Uses
 SMALL = 10
 """The small queue has this part of all blocks."""
 PROMOTE = 1
+"""Uses that a block of the small queue needs to stay. The paper asks for two; in a conversation it is one a turn."""
 TURNS = 3
 """Uses that count, as in the paper: two bits."""
 
