@@ -1,8 +1,8 @@
 """What runs in the other processes of `tests/integration/test_device_memory.py`; in JSON lines they say how it goes.
 
-worker SOCKET ARENA             a GPU tier in host memory, which a hierarchy asks through a socket: `Worker`
-engine SOCKET SEED [no-memory]  loads chains through the door and compares every element, until a line comes; with
-                                "no-memory" it finds no file of the GPU tier
+worker SOCKET DEVICE ARENA             a GPU tier, which a hierarchy asks through a socket: `Worker`
+engine SOCKET DEVICE SEED [no-memory]  loads chains through the door into tensors on the device and compares every
+                                       element, until a line comes; with "no-memory" it finds no file of the GPU tier
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import kvtier
 from kvtier import KVSpec
@@ -73,8 +74,8 @@ def serve(connection: Connection, service: TierService) -> None:
         connection.send(answer)
 
 
-def worker(socket: Path, arena: Path) -> None:
-    service = TierService("gpu", arena, lambda mapped: GpuTier(CAPACITY, mapped, device="cpu"))
+def worker(socket: Path, where: str, arena: Path) -> None:
+    service = TierService("gpu", arena, lambda mapped: GpuTier(CAPACITY, mapped, where))
     socket.unlink(missing_ok=True)
     with Listener(str(socket)) as listener:
         say(ready=True)
@@ -90,7 +91,7 @@ def connected(socket: Path) -> Cache:
     return kvtier.connect(socket)
 
 
-def engine(socket: Path, seed: int) -> None:
+def engine(socket: Path, where: str, seed: int) -> None:
     random, served, rounds, wrong = np.random.default_rng(seed), Counter(), 0, 0
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), over.set()), daemon=True).start()
@@ -99,11 +100,11 @@ def engine(socket: Path, seed: int) -> None:
         while not over.is_set():
             chain = int(random.integers(CHAINS))
             kv = kv_of(chain)
-            out = np.zeros_like(kv)
+            out = torch.zeros(kv.shape, device=where)
             with space.match(tokens_of(chain)) as hit:
                 count = hit.load(out)
                 served.update(hit.tiers)
-            wrong += not np.array_equal(out[:, :, :count], kv[:, :, :count])
+            wrong += not np.array_equal(out.cpu().numpy()[:, :, :count], kv[:, :, :count])
             space.save(tokens_of(chain), kv).result(10.0)
             rounds += 1
             if rounds == 20:
@@ -112,10 +113,10 @@ def engine(socket: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    kind, where, what, *rest = sys.argv[1:]
+    kind, where, on, what, *rest = sys.argv[1:]
     if rest:
         device.TABLE = "elsewhere"
     if kind == "worker":
-        worker(Path(where), Path(what))
+        worker(Path(where), on, Path(what))
     else:
-        engine(Path(where), int(what))
+        engine(Path(where), on, int(what))

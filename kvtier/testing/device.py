@@ -1,7 +1,7 @@
 """What every `Session` must pass whose host has a GPU tier with memory that can be attached.
 
 Subclass `DeviceKit` and give two pytest fixtures: `host`, of `gpu_host` over an arena of `CAPACITY` bytes, and
-`open_session` as for `SessionKit`.
+`open_session` as for `SessionKit`; and set `device` to that of the host's GPU tier.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvtier.block import PAGE, verify_payload
+from kvtier.client.reading import on_host
 from kvtier.client.session import Session
 from kvtier.hierarchy.answers import Matched
 from kvtier.hierarchy.cache import Hierarchy
@@ -29,16 +28,16 @@ GPU_CAPACITY = 1 << 20
 
 @dataclass(frozen=True)
 class GpuHost:
-    """A hierarchy with two tiers: the arena, and a GPU tier in host memory."""
+    """A hierarchy with two tiers: the arena, and a GPU tier."""
 
     hierarchy: Hierarchy
     gpu: GpuTier
 
 
 @contextmanager
-def gpu_host(arena: Arena) -> Iterator[GpuHost]:
+def gpu_host(arena: Arena, device: str = "cpu") -> Iterator[GpuHost]:
     """A host for the kit."""
-    gpu = GpuTier(GPU_CAPACITY, arena, device="cpu")
+    gpu = GpuTier(GPU_CAPACITY, arena, device)
     store = LocalStore()
     hierarchy = Hierarchy(arena, {TierNumber.GPU: gpu}, LocalIndex(store, store.register("kit")))
     try:
@@ -47,9 +46,9 @@ def gpu_host(arena: Arena) -> Iterator[GpuHost]:
         hierarchy.close()
 
 
-def attached(session: Session) -> DeviceMemory:
+def attached(session: Session, device: str = "cpu") -> DeviceMemory:
     """The GPU tier's memory."""
-    memory = session.attach("cpu")
+    memory = session.attach(device)
     assert isinstance(memory, DeviceMemory), memory
     return memory
 
@@ -65,19 +64,22 @@ def holds_inside(memory: DeviceMemory, matched: Matched, first: int) -> bool:
     for i, slot in enumerate(matched.slots):
         offset, nbytes = int(slot["offset"]), int(slot["nbytes"])
         if matched.inside[i]:
-            verify_payload(np.asarray(memory.memory)[offset : offset + nbytes].data, expected=key_of(first + i))
+            payload = on_host(memory.memory, offset, nbytes)
+            verify_payload(payload.data, expected=key_of(first + i))
             if memory.generations[offset // PAGE] != slot["generation"]:
                 return False
     return True
 
 
 class DeviceKit:
-    """Laws of reading the GPU tier's memory in place."""
+    """Laws of reading the GPU tier's memory in place; `device` is where that is."""
+
+    device = "cpu"
 
     def test_who_attached_it_gets_slots_there(self, open_session: OpenSession) -> None:
         writer, reader = open_session(), open_session()
         promoted(writer, 0, 5)
-        memory = attached(reader)
+        memory = attached(reader, self.device)
         matched = reader.match(chain(0, 6), 0.0, device=memory.epoch)
         assert matched.inside.tolist() == [True] * 5
         assert matched.tiers.tolist() == [TierNumber.GPU] * 5
@@ -87,7 +89,7 @@ class DeviceKit:
     def test_who_did_not_gets_slots_of_the_arena(self, open_session: OpenSession) -> None:
         session = open_session()
         promoted(session, 0, 3)
-        memory = attached(session)
+        memory = attached(session, self.device)
         for device in (0, memory.epoch + 2):
             matched = session.match(chain(0, 3), 0.0, device=device)
             assert not matched.inside.any()
@@ -98,7 +100,7 @@ class DeviceKit:
         session = open_session()
         promoted(session, 0, 2)
         assert save(session, 2, 2) == 2
-        memory = attached(session)
+        memory = attached(session, self.device)
         matched = session.match(chain(0, 4), 0.0, device=memory.epoch)
         assert matched.inside.tolist() == [True, True, False, False]
         assert holds_inside(memory, matched, 0)
@@ -106,7 +108,7 @@ class DeviceKit:
     def test_what_only_the_gpu_tier_has_need_not_be_staged(self, open_session: OpenSession) -> None:
         session = open_session()
         promoted(session, 0, 3)
-        memory = attached(session)
+        memory = attached(session, self.device)
         assert session.move(chain(0, 3), TierNumber.GPU, PATIENCE) == 3
         matched = session.match(chain(0, 3), 0.0, device=memory.epoch)
         assert (len(matched.slots), matched.staging) == (3, 0)
@@ -115,7 +117,7 @@ class DeviceKit:
     def test_a_leased_slot_stays_until_it_is_released(self, open_session: OpenSession, host: GpuHost) -> None:
         session, other = open_session(), open_session()
         promoted(session, 0, 4)
-        memory = attached(session)
+        memory = attached(session, self.device)
         matched = session.match(chain(0, 4), 0.0, device=memory.epoch)
         assert other.evict(chain(0, 4)) == 4
         assert other.match(chain(0, 4), 0.0, device=memory.epoch).lease == 0
@@ -132,7 +134,7 @@ class DeviceKit:
     ) -> None:
         session = open_session()
         promoted(session, 0, 2)
-        memory = attached(session)
+        memory = attached(session, self.device)
         old = session.match(chain(0, 2), 0.0, device=memory.epoch)
         session.condemn(chain(0, 2), "bad_header")
         assert eventually(lambda: session.inspect(chain(0, 2)) == [None, None])
@@ -150,7 +152,7 @@ class DeviceKit:
     def test_the_end_of_a_session_is_the_end_of_its_leases(self, open_session: OpenSession, host: GpuHost) -> None:
         gone, other = open_session(), open_session()
         promoted(gone, 0, 3)
-        gone.match(chain(0, 3), 0.0, device=attached(gone).epoch)
+        gone.match(chain(0, 3), 0.0, device=attached(gone, self.device).epoch)
         assert other.evict(chain(0, 3)) == 3
         gone.close()
         assert eventually(lambda: host.gpu.usage().used == 0)
@@ -160,7 +162,7 @@ class DeviceKit:
     ) -> None:
         session = open_session()
         promoted(session, 0, 2)
-        memory = attached(session)
+        memory = attached(session, self.device)
         old = session.match(chain(0, 2), 0.0, device=memory.epoch)
         session.release(old.lease)
         session.evict(chain(0, 2))
@@ -171,7 +173,7 @@ class DeviceKit:
     def test_memory_that_is_its_owners_no_more_is_not_leased(self, open_session: OpenSession, host: GpuHost) -> None:
         session = open_session()
         promoted(session, 0, 2)
-        memory = attached(session)
+        memory = attached(session, self.device)
         host.gpu.close()
         assert not memory.current
         matched = session.match(chain(0, 2), 0.0, device=memory.epoch)

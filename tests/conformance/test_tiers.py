@@ -93,13 +93,3 @@ class TestGpuInHostMemory(TierKit):
 
     def test_is_labelled_as_an_emulation(self, desk):
         assert desk.tier.label == "gpu(host)"
-
-
-@pytest.mark.gpu
-class TestGpu(TierKit):
-    @pytest.fixture
-    def make_tier(self) -> MakeTier:
-        return lambda arena, capacity: GpuTier(capacity, arena)
-
-    def test_is_labelled(self, desk):
-        assert desk.tier.label == "gpu"

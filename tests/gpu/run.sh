@@ -1,13 +1,15 @@
 #!/bin/sh
-# The GPU codec on hardware: its laws, then how fast it is against a copy of the same KV on the device, as JSON lines.
+# The GPU on hardware: the laws of the codec, of the GPU tier and of its memory in two processes; then how fast they are
+# against copies of as much, as JSON lines, one a figure.
 #
 # Needs: a CUDA device with 4 GiB free (compute capability 8.0 or later: bfloat16), and a Python that has kvtier with its
 # extras gpu and dev, a CUDA build of torch and the triton that this torch asks for. ROCm may work and was never tried.
-# Takes: two to three minutes, nearly all of it compiling kernels (kept in TRITON_CACHE_DIR, else ~/.triton).
+# Takes: less than 8 minutes, most of it compiling kernels (kept in TRITON_CACHE_DIR, else ~/.triton).
 #
 #   tests/gpu/run.sh                    PYTHON=python3 tests/gpu/run.sh
 #   tests/gpu/run.sh laws               only the laws
-#   tests/gpu/run.sh speed [PLAN ...]   only the times
+#   tests/gpu/run.sh speed [PLAN ...]   only the codec's times
+#   tests/gpu/run.sh copies             only those of the tier and of loads out of its memory
 set -eu
 cd "$(dirname "$0")/../.."
 unset TRITON_INTERPRET
@@ -15,6 +17,12 @@ python=${PYTHON:-.venv/bin/python}
 what=${1:-all}
 [ $# -eq 0 ] || shift
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "no CUDA device")'
-case $what in laws | speed | all) ;; *) echo "$0: laws, speed or nothing, not $what" >&2; exit 2 ;; esac
-[ "$what" = speed ] || "$python" -m pytest -q -p no:cacheprovider -m gpu tests/gpu
-[ "$what" = laws ] || "$python" -m tests.gpu.speed "$@"
+PYTHONPATH=.:services${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
+case $what in
+laws | speed | copies | all) ;;
+*) echo "$0: laws, speed, copies or nothing, not $what" >&2; exit 2 ;;
+esac
+case $what in laws | all) "$python" -m pytest -q -p no:cacheprovider -m gpu tests/gpu ;; esac
+case $what in copies | all) "$python" -m tests.gpu.copies ;; esac
+case $what in speed | all) "$python" -m tests.gpu.speed "$@" ;; esac
