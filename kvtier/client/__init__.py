@@ -3,6 +3,8 @@
     cache      Cache: a host's kvtier, from `connect()` or `open()`
     space      Space: one keyspace of it: match, save, prefetch, move
     hit        Hit: a leased prefix; load
+    reading    where slots are read, and into what they are decoded: CPU memory or a GPU's
+    device     the GPU tier's memory, attached when KV is loaded on its device for the first time
     save       the background that encodes and commits
     scope      what these share: keyspace, codec, session
     headers    proof that a slot holds the block that was asked for
@@ -12,6 +14,9 @@ An engine's thread pays for one control call and one decode: `match` asks the ho
 straight from the mapped arena into the caller's tensors; then generations are compared, which proves that no slot was
 granted again while it was read. `save` returns at once: blocks are encoded into reserved slots on a thread of the
 client, and become visible with `commit`.
+
+Where the GPU tier's memory is attached, blocks that it has are leased and decoded there, those before and behind them
+in the arena, in the same load. What cannot be attached costs only speed: everything then comes through the arena.
 
 Nothing here fails a request. A host that is gone, slow or restarted is a miss with a reason in `Cache.counters`; what
 raises is the caller's own bug (`UsageError`) or KV that cannot be stored (`UnsupportedKV`, `KVMismatch`).

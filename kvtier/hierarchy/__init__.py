@@ -14,6 +14,7 @@
     staging     blocks on their way into the arena, one flight a key
     promotion   blocks on their way into the GPU tier
     mover       the background: demotion, moves on request, and the queues of all this
+    device      who reads blocks in the GPU tier's own memory, and what leaves it after them
     transfer    copies between the arena and the other tiers
     state       all that is known, and the few ways in which it changes
     stats       plain counters
@@ -33,6 +34,9 @@ thread copies it pins first (a slot reference), so nobody needs the lock while b
 
 A load takes blocks as they come: a session's stream of matches gets what is there at once, and each batch of the rest
 as it lands, so that decoding overlaps reading.
+
+Who has the GPU tier's memory attached is leased slots there, from what the table knows: that tier's process is asked
+nothing. It frees a slot only when told to remove the key, and for keys that are leased it is told later.
 
 A row keeps its block's parent, so that every tier can hold to prefix order; where it is not known (the inventory of a
 tier), the next request for the chain tells. What is lost on restart is this package's

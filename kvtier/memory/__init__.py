@@ -6,6 +6,8 @@
     pool        which byte ranges of a region are slots, and how often each is referred to
     lock        file locks that fall when their process dies
     pinning     page-locking for CUDA
+    device      the GPU tier's memory, and its handle for engines on the same GPU
+    cuda        allocations and handles of the CUDA driver
 
 The arena is bytes only; the pool is arithmetic only. The hierarchy joins them: it is the only one that grants slots,
 and so the only one that writes the arena's tables. A slot is a multiple of 4 KiB, begins on a 4 KiB page and is named
