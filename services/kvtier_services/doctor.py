@@ -150,7 +150,7 @@ def _disk(folders: list[Path], each: Size) -> Iterator[Check]:
     free = shutil.disk_usage(_existing(folders[0])).free + taken
     most = Size(int(free * 0.9) // len(folders) >> 20 << 20)
     fix = f"set nvme.capacity to at most {most}, or nvme.path to a larger disk"
-    found = f"{names} has {_written(free)} for {need}"
+    found = f"{names}: {_written(free)} for {need}"
     yield Check("ok", "nvme space", found) if need <= free else Check("fail", "nvme space", found, fix)
 
 
