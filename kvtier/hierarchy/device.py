@@ -10,7 +10,6 @@ What was heard is good for one life of the tier's memory, its epoch: with anothe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -30,6 +29,7 @@ class DeviceSlots:
         tier: the GPU tier; None where there is none.
 
     Attributes:
+        readers: how many read each block there.
         leaving: what the tier has only for its readers, and is to remove after the last.
     """
 
@@ -37,7 +37,7 @@ class DeviceSlots:
         self._table = table
         self._tier = cast("SharedTier | None", tier if hasattr(tier, "places") else None)
         self._epoch = 0
-        self._readers: Counter[bytes] = Counter()
+        self.readers: dict[bytes, int] = {}
         self.leaving: set[bytes] = set()
 
     @property
@@ -73,23 +73,28 @@ class DeviceSlots:
 
     def lease(self, keys: Iterable[bytes]) -> None:
         """One more reads these."""
-        self._readers.update(keys)
+        readers = self.readers
+        for key in keys:
+            readers[key] = readers.get(key, 0) + 1
 
     def release(self, keys: Iterable[bytes]) -> None:
         """One less reads these."""
+        readers = self.readers
         for key in keys:
-            self._readers[key] -= 1
-            if self._readers[key] <= 0:
-                del self._readers[key]
+            left = readers[key] - 1
+            if left:
+                readers[key] = left
+            else:
+                del readers[key]
 
     def removable(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of these keys that nobody reads; the others are on their way out."""
-        self.leaving.update(key for key in keys if key in self._readers)
-        return [key for key in keys if key not in self._readers]
+        self.leaving.update(key for key in keys if key in self.readers)
+        return [key for key in keys if key not in self.readers]
 
     def unread(self) -> list[bytes]:
         """What is on its way out and is read by nobody any more; until `removed`."""
-        return [key for key in self.leaving if key not in self._readers]
+        return [key for key in self.leaving if key not in self.readers]
 
     def removed(self, keys: Iterable[bytes]) -> None:
         """The tier was told to remove these."""

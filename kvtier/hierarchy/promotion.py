@@ -52,7 +52,8 @@ def _room(state: State, stager: Stager, leave: Leave, coming: Sequence[Held], *,
     need = max(wanted + min(GPU_SLACK, usage.capacity // 16) - room, at_least)
     with state.lock:
         policy, table = state.policies[TierNumber.GPU], state.table
-        stay = set(state.rows(block.key for block in coming))
+        # What is read there gives no room now.
+        stay = {*state.rows(block.key for block in coming), *state.rows(state.device.readers)}
         rows = policy.victims(need, stay.__contains__) or policy.victims(wanted - room, stay.__contains__)
         keys = [table.keys[row] for row in rows]
         last = [table.keys[row] for row in rows if table.tiers[row] == ONLY_GPU]

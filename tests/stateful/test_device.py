@@ -62,7 +62,7 @@ class DeviceMachine(RuleBasedStateMachine):
         self.keep()
         self._the_tier_has_what_the_table_says()
         assert not self.state.device.leaving
-        assert not self.state.device._readers
+        assert not self.state.device.readers
         self.hierarchy.close()
         self.patch.undo()
 

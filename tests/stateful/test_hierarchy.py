@@ -97,7 +97,7 @@ class HierarchyMachine(RuleBasedStateMachine):
         self.hierarchy.mover.drain()
         self.hierarchy._remove_unread()
         assert not self.state.device.leaving
-        assert not self.state.device._readers
+        assert not self.state.device.readers
         self._table_is_true()
         pool = self.state.cpu.pool
         assert pool.used == sum(map(pool.size_class, self.state.at)), "a slot leaked"

@@ -118,3 +118,14 @@ def test_a_first_look_that_leased_counts_its_blocks_as_the_gpus(host, session):
     epoch = attached(session).epoch
     host.hierarchy.match(Wish(session._number, chain(0, 2), device=epoch))
     assert host.hierarchy.status()["hits"] == {"gpu": 2}
+
+
+def test_room_is_made_of_what_nobody_reads(host, session):
+    promoted(session, 0, 20)
+    promoted(session, 100, 20)
+    matched = session.match(chain(0, 20), 0.0, device=attached(session).epoch)
+    promoted(session, 200, 20)
+    tiers = [block["tiers"] for block in session.inspect(chain(0, 20))]
+    assert tiers == [["gpu", "cpu"]] * 20
+    assert not host.hierarchy.state.device.leaving
+    session.release(matched.lease)
