@@ -124,6 +124,7 @@ def test_room_is_made_of_what_nobody_reads(host, session):
     promoted(session, 0, 20)
     promoted(session, 100, 20)
     matched = session.match(chain(0, 20), 0.0, device=attached(session).epoch)
+    session.release(session.match(chain(100, 20), 0.0).lease)  # the others are older now
     promoted(session, 200, 20)
     tiers = [block["tiers"] for block in session.inspect(chain(0, 20))]
     assert tiers == [["gpu", "cpu"]] * 20
