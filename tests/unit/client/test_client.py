@@ -468,7 +468,7 @@ class TestHostTrouble:
         assert space.prefetch(range(8)).result(0) == 0
         assert space.inspect(range(8)) == [None, None]
         assert cache.counters == {"match_SessionUnavailable": 1, "call_SessionUnavailable": 7}
-        assert cache.status() == {"error": "gone", "client": dict(cache.counters)}
+        assert cache.status() == {"error": "gone", "client": dict(cache.counters), "device": "not attached"}
 
     def test_a_move_that_takes_too_long_goes_on(self, space, cache):
         stored(space, range(8))
