@@ -198,7 +198,7 @@ class Mover:
 
         What changed since they were chosen keeps them: a lease, a child that stays or came, being saved anew.
         """
-        state, left = self._state, 0
+        state, leaving = self._state, []
         with state.lock:
             table, policy = state.table, state.policies[TierNumber.CPU]
             for block in blocks:
@@ -206,9 +206,10 @@ class Mover:
                 if row is None or table.life[row] != block.life or not table.has(row, TierNumber.CPU):
                     continue
                 if policy.is_leaf(row) and not state.pinned(row):
-                    state.leave([row], TierNumber.CPU, "cpu_evicted")
-                    left += 1
-        return left
+                    policy.remove(row)  # now, so that its parent may be a leaf
+                    leaving.append(row)
+            state.leave(leaving, TierNumber.CPU, "cpu_evicted")
+        return len(leaving)
 
     def _leave(self, keys: Sequence[bytes], tier: TierNumber, why: str) -> None:
         """Take blocks out of a tier; in the CPU tier, leased ones stay."""
