@@ -42,6 +42,7 @@ def plot(setup: Setup, found: Sweep, ceiling: float, path: Path) -> None:
         axes.axhline(ceiling, color="grey", linestyle="--", linewidth=1)
         axes.set_ylim(0, 1.05 * ceiling or 1)
         axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
     figure.suptitle(f"{setup.model}: {found.asked.requests:,} requests", fontsize=10)
     try:
         figure.savefig(path, dpi=120)

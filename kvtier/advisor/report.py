@@ -36,8 +36,8 @@ def as_text(setup: Setup, found: Sweep, spec: KVSpec, limit: float) -> str:
     lines = [
         f"{asked.requests:,} requests in {asked.seconds / 60:,.0f} minutes ask for {asked.asked:,} blocks of "
         f"{spec.block_tokens} tokens",
-        f"{setup.model}, plan {setup.plan}, {nbytes(block)} a block; policy {setup.policy}, admission "
-        f"{setup.admission}",
+        f"{setup.model}, plan {setup.plan}, {nbytes(block)} a block; policy {setup.policy}"
+        + (f", admission {setup.admission}" if setup.nvme else ""),
         "",
         f"hit ratio {asked.hit_ratio:.3f}, of {limit:.3f} if nothing were ever forgotten",
     ]
@@ -51,9 +51,9 @@ def as_text(setup: Setup, found: Sweep, spec: KVSpec, limit: float) -> str:
         )
         for name in there
     ]
-    lines += [*table(rows), ""]
+    lines += table(rows)
     moved = ", ".join(f"{a} to {b} {nbytes(n)}" for (a, b), n in sorted(asked.moved_nbytes.items()))
-    lines += [f"moved: {moved}"] if moved else []
+    lines += ["", f"moved: {moved}"] if moved else []
     if setup.nvme:
         refused = ", ".join(f"{n:,} {why.replace('_', ' ')}" for why, n in asked.refused.items())
         lines.append(
