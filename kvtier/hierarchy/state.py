@@ -194,9 +194,11 @@ class State:
         return len(inventory)
 
     def adopt_inventory(self, tier: TierNumber, inventory: Inventory) -> None:
-        """A tier has these blocks; those that the table does not know are new."""
+        """A tier has these blocks; those that the table does not know are new, unless it is being told to forget them."""
         entering = []
         for key, record in zip(inventory.keys, inventory.records, strict=True):
+            if key in self.forgetting:
+                continue
             row = self.row(key)
             if row is None:
                 row = self.learn(key, int(record["nbytes"]))

@@ -92,6 +92,7 @@ class Reading:
             self.failure = exc
 
 
+@pytest.mark.slow
 def test_the_process_of_one_device_dies_under_load(cluster, folders):
     cluster.cli("up")
     homes = Homes(map(str, folders))
@@ -130,6 +131,7 @@ def test_the_process_of_one_device_dies_under_load(cluster, folders):
     assert all(not lock.exists() or is_free(lock) for lock in locks)
 
 
+@pytest.mark.slow
 def test_a_device_comes_late_and_the_list_changes(cluster, folders):
     one, two = folders
     two.write_text("no folder")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.errors import TierUnavailable
+from kvtier.hierarchy import transfer
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import Tier, TierNumber
@@ -117,6 +118,7 @@ class Hands:
         tier = self.tiers[held.tier]
         if not isinstance(tier, Several):
             return reconcile(state, held.tier)
+        transfer.settle(state, held.tier)
         has, gone = tier.returned(held.hand.device)
         with state.lock:
             state.leave(state.rows(gone), held.tier, f"{tier.name}_lost")
