@@ -27,6 +27,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
 import xxhash
 
 from kvtier.errors import ConfigError, CorruptPayload, UsageError
@@ -34,6 +35,26 @@ from kvtier.errors import ConfigError, CorruptPayload, UsageError
 MAGIC = b"KVTIERBK"
 VERSION = 2
 FIXED = struct.Struct("<8sHHHHIIQQ32s32sH6x16sQ")
+FIELDS = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u2"),
+        ("size", "<u2"),
+        ("codec", "<u2"),
+        ("rank", "<u2"),
+        ("tokens", "<u4"),
+        ("position", "<u4"),
+        ("body", "<u8"),
+        ("checksum", "<u8"),
+        ("key", "V32"),
+        ("spec", "V32"),
+        ("plan", "<u2"),
+        ("zero", "V6"),
+        ("space", "V16"),
+        ("expires", "<u8"),
+    ]
+)
+"""The fixed part again, for many headers at a time."""
 ALIGN = 64
 PAGE = 4096
 """Slots are multiples of this, so that direct I/O reads and writes them in place."""

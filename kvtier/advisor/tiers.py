@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.block import BlockHeader
 from kvtier.errors import CorruptPayload
 from kvtier.lossless.method import Method
 from kvtier.memory.lock import FileLock
 from kvtier.memory.pool import SlotPool
-from kvtier.tiers.base import Inventory, Slots, TierUsage
+from kvtier.tiers.base import Inventory, Slots, TierUsage, stored
 from kvtier.tiers.cpu import CpuTier
 from kvtier.tiers.nvme.io import Disk, RegionFile
 from kvtier.tiers.nvme.log import RegionLog
@@ -38,7 +41,7 @@ class SimulatedCpu(CpuTier):
     def __init__(self, capacity: int, header: BlockHeader) -> None:
         self.pool = SlotPool(capacity)
         self.quarantined = {}
-        self._header = header
+        self._said = stored(header.pack(), 0)
 
     def grow(self) -> None:
         """All of it is there."""
@@ -48,9 +51,13 @@ class SimulatedCpu(CpuTier):
         offset = self.pool.allocate(nbytes)
         return None if offset is None else (offset, 0)
 
-    def header(self, key: bytes, offset: int, nbytes: int) -> BlockHeader | None:
-        del key, offset, nbytes
-        return self._header
+    def headers(
+        self, keys: Sequence[bytes], offsets: Sequence[int], nbytes: Sequence[int]
+    ) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        del offsets
+        said = np.full(len(keys), self._said)
+        said["nbytes"] = nbytes
+        return np.ones(len(keys), np.bool_), said
 
     def written(self, offset: int, nbytes: int) -> None:
         """Nobody wrote."""

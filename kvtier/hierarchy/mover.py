@@ -256,7 +256,7 @@ class Mover:
             state.relieving = True
             try:
                 while not self._closing.is_set() and pool.used > target:
-                    need = min(pool.used - target, transfer.BATCH_NBYTES)
+                    need = min(pool.used - target, transfer.BATCH_NBYTES * 3 // 4)
                     with state.lock:
                         policy = state.policies[TierNumber.CPU]
                         rows = policy.victims(need, state.pinned) or policy.victims(PAGE, state.pinned)

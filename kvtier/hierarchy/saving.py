@@ -81,33 +81,34 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
     if booked is None:
         return [False] * len(written)
     # Still reserved, the slots are nobody else's and the keys are busy: their headers are read without the lock.
-    headers = {
-        i: state.cpu.header(key, offset, size)
-        for i, key, offset, size in zip(booked.positions, booked.keys, booked.offsets, booked.nbytes, strict=True)
-        if i in visible
-    }
+    said = [place for place, position in enumerate(booked.positions) if position in visible]
+    keys, offsets = [booked.keys[i] for i in said], [booked.offsets[i] for i in said]
+    whole, records = state.cpu.headers(keys, offsets, [booked.nbytes[i] for i in said])
+    sound = {place: n for n, place in enumerate(said) if whole[n]}
     with state.lock:
         if state.ledger.end_reservation(ticket, session) is None:  # the session ended meanwhile
             return [False] * len(written)
-        bad = sum(header is None for header in headers.values())
-        if bad:
-            state.stats.faults["bad_commit"] += bad
+        if len(sound) < len(said):
+            state.stats.faults["bad_commit"] += len(said) - len(sound)
         placed: list[int] = []
+        places: list[int] = []
         parents = [booked.ancestor, *booked.asked]
-        for i, key, offset, generation, size in zip(
-            booked.positions, booked.keys, booked.offsets, booked.generations, booked.nbytes, strict=True
+        for place, (i, key, offset, size) in enumerate(
+            zip(booked.positions, booked.keys, booked.offsets, booked.nbytes, strict=True)
         ):
             state.cpu.written(offset, size)
-            header = headers.get(i)
-            if header is None or key in table.rows:
-                visible[i] = header is not None
+            if place not in sound or key in table.rows:
+                if i in visible:
+                    visible[i] = place in sound
                 state.free_slot(offset)
                 continue
-            row = state.learn(key, size, table.rows.get(parents[i] or b"", -1))
-            state.place(row, offset, generation, header)
-            placed.append(row)
+            placed.append(state.learn(key, size, table.rows.get(parents[i] or b"", -1)))
+            places.append(place)
             visible[i] = True
             state.stats.stored_nbytes += size
+        offsets = [booked.offsets[place] for place in places]
+        generations = [booked.generations[place] for place in places]
+        state.place(placed, offsets, generations, records[[sound[place] for place in places]])
         state.enter(placed, TierNumber.CPU)
         state.stats.stored += len(placed)
         # Blocks behind these may have been there before, and did not know their parents.

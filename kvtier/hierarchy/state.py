@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.block import BlockHeader, slot_nbytes
+from kvtier.block import slot_nbytes
 from kvtier.errors import TierUnavailable
 from kvtier.eviction.admission import Admission
 from kvtier.eviction.base import EvictionPolicy
@@ -117,12 +117,21 @@ class State:
         for tier, order in self.policies.items():
             order.touch(rows[(masks >> tier & 1) > 0].tolist())
 
-    def place(self, row: int, offset: int, generation: int, header: BlockHeader) -> None:
-        """This slot holds the block, which is about to `enter` the CPU tier; the table keeps its first reference."""
-        table = self.table
-        table.offset[row], table.generation[row] = offset, generation
-        table.note(row, header.tokens, header.codec, header.space, header.expires)
-        self.at[offset] = row
+    def place(
+        self, rows: Sequence[int], offsets: Sequence[int], generations: Sequence[int], said: NDArray[Any]
+    ) -> None:
+        """These slots hold the blocks, which are about to `enter` the CPU tier; the table keeps their first references.
+
+        Args:
+            rows: of the blocks.
+            offsets: of the slots.
+            generations: of the slots.
+            said: what their headers say, as a `STORED` array.
+        """
+        table, rows = self.table, list(rows)
+        table.offset[rows], table.generation[rows] = offsets, generations
+        table.note(rows, said)
+        self.at.update(zip(offsets, rows, strict=True))
 
     def enter(self, rows: Sequence[int], tier: TierNumber) -> None:
         """A tier has these blocks now."""
@@ -194,18 +203,20 @@ class State:
         return len(inventory)
 
     def adopt_inventory(self, tier: TierNumber, inventory: Inventory) -> None:
-        """A tier has these blocks; those that the table does not know are new, unless it is being told to forget them."""
-        entering = []
-        for key, record in zip(inventory.keys, inventory.records, strict=True):
+        """A tier has these blocks; those that the table does not know are new. What is being forgotten is left out."""
+        entering, new = [], []
+        sizes = inventory.records["nbytes"].tolist()
+        for i, key in enumerate(inventory.keys):
             if key in self.forgetting:
                 continue
             row = self.row(key)
             if row is None:
-                row = self.learn(key, int(record["nbytes"]))
-                space = record["space"].tobytes()
-                self.table.note(row, int(record["tokens"]), int(record["codec"]), space, int(record["expires"]))
+                row = self.learn(key, sizes[i])
+                new.append((row, i))
             if not self.table.has(row, tier):
                 entering.append(row)
+        if new:
+            self.table.note([row for row, _ in new], inventory.records[[i for _, i in new]])
         self.enter(entering, tier)
 
     def inventory(self) -> list[tuple[bytes, int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,12 +95,13 @@ class BlockTable:
             self.adopt(row, parent)
         return row
 
-    def note(self, row: int, tokens: int, codec: int, space: bytes, expires: int) -> None:
-        """What a block's header says is known now."""
-        self.tokens[row], self.codec[row], self.expires[row] = tokens, codec, expires
-        self.space[row] = self.space_number(space)
-        if expires:
-            self.soonest = min(self.soonest, expires)
+    def note(self, rows: list[int], said: NDArray[Any]) -> None:
+        """What these blocks' headers say (a `STORED` array) is known now."""
+        self.tokens[rows], self.codec[rows], self.expires[rows] = said["tokens"], said["codec"], said["expires"]
+        self.space[rows] = [self.space_number(space) for space in said["space"].tolist()]
+        ends = said["expires"][said["expires"] > 0]
+        if len(ends):
+            self.soonest = min(self.soonest, float(ends.min()))
 
     def alive(self, rows: NDArray[np.int64], now: float) -> int:
         """How many of these blocks, from the first on, may still be given away."""

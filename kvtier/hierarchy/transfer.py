@@ -122,28 +122,27 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
     slots = Slots.of([landing.offset for landing in landings], [landing.nbytes for landing in landings])
     answer = ask(state, tier, lambda t: t.read(keys, slots))
     # Still granted to nobody else, the slots are read without the lock.
-    headers = [
-        state.cpu.header(landing.key, landing.offset, landing.nbytes) if ok else None
-        for landing, ok in zip(landings, answer or [False] * len(keys), strict=True)
-    ]
+    whole, records = state.cpu.headers(keys, slots.offsets.tolist(), slots.nbytes.tolist())
+    whole &= np.array(answer or [False] * len(keys), np.bool_)
     arrived: list[int] = []
     placed: list[int] = []
     lost: list[int] = []
     with state.lock:
         table, name = state.table, state.tiers[tier].name
-        for landing, header in zip(landings, headers, strict=True):
+        for i, (landing, sound) in enumerate(zip(landings, whole.tolist(), strict=True)):
             row = state.row(landing.key)
             if row is not None and table.life[row] != landing.life:
                 row = None
-            if row is not None and header is not None and not table.has(row, TierNumber.CPU):
-                state.place(row, landing.offset, landing.generation, header)
-                arrived.append(landing.offset)
+            if row is not None and sound and not table.has(row, TierNumber.CPU):
+                arrived.append(i)
                 placed.append(row)
                 state.move(name, "cpu", landing.nbytes)
                 continue
             state.free_slot(landing.offset)
-            if row is not None and header is None and answer is not None and table.has(row, tier):
+            if row is not None and not sound and answer is not None and table.has(row, tier):
                 lost.append(row)
+        offsets, generations = slots.offsets[arrived], [landings[i].generation for i in arrived]
+        state.place(placed, offsets.tolist(), generations, records[arrived])
         state.enter(placed, TierNumber.CPU)
         table.came[placed] = tier if asked else 0
         if lost:
@@ -151,8 +150,9 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
             state.leave(lost, tier, f"{name}_lost")
         if tier is TierNumber.NVME and placed:
             state.admission.read([table.keys[row] for row in placed], table.nbytes[placed].tolist())
-        state.cpu.pool.retain(np.array(arrived, np.int64))
-    return arrived
+        state.cpu.pool.retain(offsets)
+    taken: list[int] = offsets.tolist()
+    return taken
 
 
 def admitted(state: State, held: Sequence[Held]) -> list[Held]:

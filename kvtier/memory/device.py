@@ -10,10 +10,10 @@ device is emulated ("cpu") the memory is a file too, so that the whole way is th
 
 As in the arena, a page's generation moves on before its slot is granted again, so that a reader who compares it after
 its copy knows whose bytes these were. Each life of the tier's process has memory of its own, under an epoch of its own:
-the file of the life before is marked before the first slot of the new one is granted. A reader's mapping should outlive
-the process that made it, so that a late reader reads old bytes, never unmapped ones, and `current` then tells it so. For
-the emulation the kernel sees to that. For CUDA it is how drivers are seen to behave, not what they promise: a process
-must not free what others have open, and one that is killed does not ask. `tests/gpu/run.sh` tries it on the hardware.
+the file of the life before is marked before the first slot of the new one is granted. A reader's mapping should
+outlive the process that made it, so that a late reader reads old bytes, never unmapped ones, and `current` then tells
+it so. For the emulation the kernel sees to that. For CUDA it is assumed, not promised: a process must not free what
+others have open, and one that is killed does not ask. `tests/gpu/run.sh` tries it on the hardware.
 """
 
 from __future__ import annotations

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from kvtier.block import PAGE, BlockHeader, slot_nbytes
-from kvtier.errors import CorruptPayload
+from kvtier.block import ALIGN, FIELDS, KEY_NBYTES, MAGIC, PAGE, VERSION, slot_nbytes
 from kvtier.memory.arena import Arena
 from kvtier.memory.pool import SlotPool
-from kvtier.tiers.base import TierUsage
+from kvtier.tiers.base import STORED, TierUsage
 
 
 class CpuTier:
@@ -51,13 +54,31 @@ class CpuTier:
             self._mark(offset, nbytes, writer)
         return offset, self.arena.renew(offset, nbytes)
 
-    def header(self, key: bytes, offset: int, nbytes: int) -> BlockHeader | None:
-        """The header of the payload in a slot; None when that is not a whole one of this key and size."""
-        try:
-            header = BlockHeader.unpack(self.arena.payload(offset, nbytes))
-        except CorruptPayload:
-            return None
-        return header if (header.address, header.payload_nbytes) == (key, nbytes) else None
+    def headers(
+        self, keys: Sequence[bytes], offsets: Sequence[int], nbytes: Sequence[int]
+    ) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """What the headers of the payloads in these slots say.
+
+        Returns:
+            For each whether it is a whole one of this key and size, and a `STORED` array.
+        """
+        memory, starts, sizes = self.arena.memory, np.array(offsets, np.int64), np.array(nbytes, np.int64)
+        raw = memory[starts[:, None] + np.arange(FIELDS.itemsize)]
+        fields = raw.view(FIELDS)[:, 0]
+        own = fields["size"].astype(np.int64)
+        addresses = np.frombuffer(b"".join(keys), np.dtype([("key", f"V{KEY_NBYTES}"), ("rank", "<u2")]))
+        whole: NDArray[np.bool_] = (fields["magic"] == MAGIC) & (fields["version"] == VERSION)
+        whole &= (fields["key"] == addresses["key"]) & (fields["rank"] == addresses["rank"])
+        whole &= (own % ALIGN == 0) & (own > FIELDS.itemsize) & (own <= np.minimum(sizes, PAGE))
+        whole &= fields["body"] == (sizes - own).astype(np.uint64)
+        for i in np.flatnonzero(whole).tolist():
+            front = memory[offsets[i] : offsets[i] + int(own[i])].data
+            whole[i] = xxhash.xxh3_64_intdigest(front[:-8]) == int.from_bytes(front[-8:], "little")
+        records = np.zeros(len(keys), STORED)
+        records["nbytes"] = sizes
+        for name in ("tokens", "codec", "space", "expires"):
+            records[name] = fields[name]
+        return whole, records
 
     def written(self, offset: int, nbytes: int) -> None:
         """The session that was granted this slot no longer writes into it."""

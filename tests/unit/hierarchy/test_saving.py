@@ -86,13 +86,13 @@ def test_a_ticket_is_good_once_and_for_its_session():
 
 def meanwhile(monkeypatch, act) -> None:
     """Do something while a commit reads headers, without the lock."""
-    read = CpuTier.header
+    read = CpuTier.headers
 
     def read_and_act(*args):
         act()
         return read(*args)
 
-    monkeypatch.setattr(CpuTier, "header", read_and_act)
+    monkeypatch.setattr(CpuTier, "headers", read_and_act)
 
 
 def test_keys_are_busy_until_they_are_visible(monkeypatch):
