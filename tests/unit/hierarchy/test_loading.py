@@ -141,7 +141,7 @@ def test_one_who_waits_cannot_cancel_the_flight_of_all():
 
 
 def test_a_chain_larger_than_the_arena_comes_up_as_far_as_it_goes():
-    with Host(blocks=16, stored=range(40), limits=Limits(1 << 30, 1 << 30)) as host:
+    with Host(blocks=16, stored=range(40), limits=Limits(1 << 30, 1 << 30, high=1.0)) as host:
         session = host.session()
         matched = session.match(keys(range(40)), 10.0)
         assert len(matched.slots) == host.state.cpu.pool.capacity // SLOT_NBYTES
