@@ -227,8 +227,8 @@ def test_a_flipped_bit_is_never_verified(data, plan):
             out = np.zeros_like(reference)
             count = hit.load(out, verify=True)
             header = hit._scope.headers.nbytes
-        # All that a reader knows is compared. It does not know when a block expires (the host does), nor the header's own
-        # checksum, which covers that.
+        # All that a reader knows is compared. It does not know when a block expires (the host does), nor the header's
+        # own checksum, which covers that.
         seen = not (128 <= at < 136 or header - 8 <= at < header)
         assert count == hit.verified == (block * 4 if seen else 20)
         assert np.array_equal(out[:, :, :count], reference[:, :, :count])
