@@ -50,6 +50,10 @@ def spec_of(model: str, block_tokens: int) -> KVSpec:
     if path.is_dir():
         path /= "config.json"
     if not path.is_file():
+        if "/" in model or model.endswith(".json"):
+            raise ConfigError(
+                f"there is no file {path}; pass the path of a Hugging Face config.json, or a model's name"
+            )
         names = [*SHAPES, *LATENTS]
         near = difflib.get_close_matches(model.lower(), names, 1, 0)[0]
         raise ConfigError(

@@ -72,7 +72,8 @@ class Cache:
             revision: weights revision; other weights must have another one.
             plan: precision plan, by name ("raw", "int8", "int4", ...) or text: see `kvtier.codecs.plan`.
             rank: this engine's tensor-parallel rank.
-            ttl: seconds after which blocks that are saved here expire, in every tier; None for never.
+            ttl: seconds after which blocks that are saved here expire, in every tier, within a second; None for never.
+                A block keeps the time that it was first saved with.
             overrides: whatever else changes the KV: RoPE scaling, config overrides.
             **parts: the other fields of `Keyspace`: `tenant`, `layout`, `kv_scales`, `tp_size`, `adapter`,
                 `adapter_digest`, `recipe`.
@@ -93,7 +94,7 @@ class Cache:
                 "make block_tokens smaller"
             )
         if ttl is not None and not is_lifetime(ttl):
-            raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, or None for blocks that do not expire")
+            raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, a billion at most, or None")
         scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads, self._device, ttl or 0.0)
         return self._spaces.setdefault((keyspace.root, rank, ttl), Space(scope, rank=rank, saver=self._saver))
 

@@ -127,7 +127,7 @@ class Hit:
         if not isinstance(wanted, range):
             raise UsageError(f"layers is {layers!r}; pass a range, such as range(0, 4)")
         self._loaded[wanted.start : wanted.stop] = 0
-        good, room = 0, target.tokens // spec.block_tokens
+        good, room = 0, min(target.tokens, self.tokens) // spec.block_tokens
         while True:
             good = self._copy(target, wanted, good, verify=verify)
             self._seconds += time.perf_counter() - began
@@ -141,6 +141,7 @@ class Hit:
     def _more(self) -> bool:
         """Wait for more of what is on its way; False when none came in time."""
         session, had = self._scope.session, len(self._slots)
+        wanted = self._chain.addresses[: had + self._awaited]
         wait = self._until - time.monotonic()
         if not self._awaited or wait <= 0:
             return False
@@ -149,7 +150,7 @@ class Hit:
         self._awaited = 0
         epoch = self._arena.device_epoch
         try:
-            found = session.match(self._chain.addresses, wait, stream=True, after=had, device=epoch)
+            found = session.match(wanted, wait, stream=True, after=had, device=epoch)
         except SessionError as exc:
             self._scope.counters[f"match_{type(exc).__name__}"] += 1
             return False

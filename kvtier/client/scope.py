@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,12 +15,12 @@ from kvtier.codecs.base import Codec
 from kvtier.keys import Keyspace
 
 LONGEST_TTL = 1e9
-WEIGHT = 0.2
-"""Of one observation of an engine's speed in the average."""
+REPORTS = 7
+"""Of an engine's speed that count."""
 
 
 class PrefillRate:
-    """How fast an engine computes KV, averaged over the last times that it said.
+    """How fast an engine computes KV: the middle one of the last times that it said, so that a slip counts for nothing.
 
     Attributes:
         tokens_per_second: 0 while nothing was said.
@@ -27,12 +28,12 @@ class PrefillRate:
 
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
+        self._last: deque[float] = deque(maxlen=REPORTS)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """So many tokens were computed in one go in this time."""
-        rate = tokens / seconds
-        known = self.tokens_per_second
-        self.tokens_per_second = known + WEIGHT * (rate - known) if known else rate
+        self._last.append(tokens / seconds)
+        self.tokens_per_second = statistics.median_low(self._last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,16 @@ class Space:
         """Say that the engine computed the KV of so many tokens in one go in this time.
 
         From then on blocks that would take longer to load than to compute are declined: they are no hit, and counted.
+        The last few reports count.
+
+        Raises:
+            UsageError: a negative number, or a time that is none.
         """
-        if tokens >= self.block_tokens and 0 < seconds < math.inf:
+        if tokens < 0 or not 0 <= seconds < math.inf:
+            raise UsageError(
+                f"{tokens} tokens in {seconds!r} s cannot be; pass how many were computed, and in what time"
+            )
+        if tokens >= self.block_tokens and seconds:
             self._scope.prefill.observe(tokens, seconds)
 
     def save(
@@ -163,13 +171,14 @@ class Space:
     def pin(self, token_ids: Any, *, ttl: float, extra: Sequence[bytes] | None = None) -> int:
         """Bring the stored blocks of a sequence to the CPU tier and keep them there for `ttl` seconds, 30 days at most.
 
-        Pins of all clients together may take a part of the tier (`cpu.pinned`). They outlive this client.
+        Pins of all clients together may take a part of the tier (`cpu.pinned`); beyond that fewer are kept. They
+        outlive this client, but not the host's CPU tier.
 
         Returns:
             How many blocks are kept, from the first on.
         """
         if not is_lifetime(ttl):
-            raise UsageError(f"ttl is {ttl!r}; pass seconds above 0")
+            raise UsageError(f"ttl is {ttl!r}; pass seconds above 0, a billion at most")
         addresses = self.chain(token_ids, extra=extra).addresses
         return self._or(lambda: self.session.pin(addresses, float(ttl)), 0)
 
@@ -191,16 +200,22 @@ class Space:
 
         Returns:
             How many blocks there were.
+
+        Raises:
+            SessionError: the host did not answer, so they may be there still: a deletion must not fail silently.
         """
         addresses = self.chain(token_ids, extra=extra).addresses[max(0, -(-start // self.block_tokens)) :]
-        return self._or(lambda: self.session.evict(addresses), 0)
+        return self.session.evict(addresses)
 
     def clear(self) -> int:
         """Drop all blocks of this keyspace, of all ranks, from every tier of the host for good; how many there were.
 
         What is being saved meanwhile may stay.
+
+        Raises:
+            SessionError: the host did not answer, so they may be there still.
         """
-        return self._or(lambda: self.session.clear(self.keyspace.root[:SPACE_NBYTES]), 0)
+        return self.session.clear(self.keyspace.root[:SPACE_NBYTES])
 
     def inspect(self, token_ids: Any, *, extra: Sequence[bytes] | None = None) -> list[dict[str, Any] | None]:
         """For each whole block what the host knows of it, or None.

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.tiers.base import TierNumber
 
-WEIGHT = 0.2
-"""Of one observation in the average."""
+TRANSFERS, ENOUGH = 9, 3
+"""Transfers that count, and without how many nothing is said."""
 FRESH = 60.0
-"""Seconds for which an average counts. A tier that is never asked because it was slow once would stay slow for ever."""
+"""Seconds for which a transfer counts. A tier that is never asked because it was slow would stay slow for ever."""
 LEAST_NBYTES = 1 << 20
 """Smaller transfers say more about calls than about bandwidth."""
 
 
 class Pace:
-    """Seconds a byte by tier, averaged over the last transfers. Not thread-safe: used under the hierarchy's lock."""
+    """Seconds a byte by tier: the middle one of the last transfers, so that one that hung counts for nothing.
+
+    Not thread-safe: used under the hierarchy's lock.
+    """
 
     def __init__(self) -> None:
-        self._slowness: dict[int, tuple[float, float]] = {}
+        self._last: dict[int, deque[tuple[float, float]]] = {}
 
     def observe(self, tier: TierNumber, nbytes: int, seconds: float, now: float) -> None:
         """So many bytes came from a tier in this time; from the CPU tier they were decoded in it."""
-        if nbytes < LEAST_NBYTES or seconds <= 0:
-            return
-        known, seen = self.slowness(tier, now), seconds / nbytes
-        self._slowness[tier] = (known + WEIGHT * (seen - known) if known else seen), now
+        if nbytes >= LEAST_NBYTES and seconds > 0:
+            self._last.setdefault(tier, deque(maxlen=TRANSFERS)).append((now, seconds / nbytes))
 
     def slowness(self, tier: int, now: float) -> float:
-        """Seconds a byte; 0 when nothing came from there of late."""
-        seconds, seen = self._slowness.get(tier, (0.0, 0.0))
-        return seconds if now - seen <= FRESH else 0.0
+        """Seconds a byte; 0 when too little came from there of late."""
+        late = [each for seen, each in self._last.get(tier, ()) if 0 <= now - seen <= FRESH]
+        return statistics.median_low(late) if len(late) >= ENOUGH else 0.0
 
 
 def worth(tokens: NDArray[np.int64], seconds: NDArray[np.float64], prefill: float) -> int:

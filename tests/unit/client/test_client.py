@@ -462,12 +462,15 @@ class TestHostTrouble:
 
         for call in ("match", "move", "prefetch", "inspect", "status", "pin", "unpin", "evict", "clear"):
             monkeypatch.setattr(cache.session, call, gone)
-        assert space.pin(range(8), ttl=1.0) == space.unpin(range(8)) == space.evict(range(8)) == space.clear() == 0
+        assert space.pin(range(8), ttl=1.0) == space.unpin(range(8)) == 0
+        for delete in (space.clear, lambda: space.evict(range(8))):
+            with pytest.raises(SessionUnavailable):
+                delete()
         assert space.match(range(8)).tokens == 0
         assert space.move(range(8), "nvme") == 0
         assert space.prefetch(range(8)).result(0) == 0
         assert space.inspect(range(8)) == [None, None]
-        assert cache.counters == {"match_SessionUnavailable": 1, "call_SessionUnavailable": 7}
+        assert cache.counters == {"match_SessionUnavailable": 1, "call_SessionUnavailable": 5}
         assert cache.status() == {"error": "gone", "client": dict(cache.counters), "device": "not attached"}
 
     def test_a_move_that_takes_too_long_goes_on(self, space, cache):
@@ -667,14 +670,21 @@ class TestStreams:
         assert host.hierarchy.status()["leases"] == 0
 
     def test_what_the_engine_computes_sooner_is_no_hit(self, space, host):
-        host.state.pace.observe(NVME, 10 << 20, 100.0, host.now)
+        for _ in range(3):
+            host.state.pace.observe(NVME, 10 << 20, 100.0, host.now)
         space.computed(3, 1e-9)  # less than a block says nothing
+        for tokens, seconds in ((-1, 1.0), (8, -1.0), (8, float("nan"))):
+            with pytest.raises(UsageError, match="cannot be"):
+                space.computed(tokens, seconds)
         assert space.match(range(12), wait=5.0).tokens == 12
         host.mover.drain()
         space.move(range(12), "nvme")
         space.computed(1000, 0.001)
         assert space.match(range(12), wait=5.0).tokens == 0
         assert host.stats.misses["declined_recompute_cheaper"] == 3
+        for _ in range(2):
+            space.computed(1000, 1000.0)
+        assert space.match(range(12), wait=5.0).tokens == 12
 
 
 class TestRetention:

@@ -152,15 +152,16 @@ class TestWorth:
 
 
 class TestPace:
-    def test_it_is_the_average_of_late(self):
+    def test_it_is_the_middle_one_of_late(self):
         pace = Pace()
-        pace.observe(NVME, 10_000_000, 0.01, 0.0)
-        assert pace.slowness(NVME, 0.0) == pytest.approx(1e-9)
-        pace.observe(NVME, 10_000_000, 0.02, 1.0)
-        assert pace.slowness(NVME, 1.0) == pytest.approx(1.2e-9)  # a fifth of the way from 1e-9 to 2e-9
-        assert pace.slowness(CPU, 1.0) == 0.0
-        assert pace.slowness(NVME, 1.0 + FRESH) > 0.0
-        assert pace.slowness(NVME, 1.1 + FRESH) == 0.0
+        for n, seconds in enumerate((0.01, 0.02)):
+            pace.observe(NVME, 10_000_000, seconds, float(n))
+            assert pace.slowness(NVME, float(n)) == 0.0, "too little is known"
+        pace.observe(NVME, 10_000_000, 600.0, 2.0)
+        assert pace.slowness(NVME, 2.0) == pytest.approx(2e-9)
+        assert pace.slowness(CPU, 2.0) == 0.0
+        assert pace.slowness(NVME, FRESH) > 0.0
+        assert pace.slowness(NVME, 0.1 + FRESH) == 0.0
 
     def test_small_transfers_say_nothing(self):
         pace = Pace()
@@ -170,7 +171,8 @@ class TestPace:
     def test_a_slow_tier_is_declined_and_asked_again_later(self):
         with Host(stored=range(4)) as host:
             session = host.session()
-            host.state.pace.observe(NVME, 10 << 20, 10.0, host.now)  # 20,000 bytes take 0.02 s
+            for _ in range(3):
+                host.state.pace.observe(NVME, 10 << 20, 10.0, host.now)  # 20,000 bytes take 0.02 s
             assert session.match(keys(range(4)), 5.0, prefill=64 / 0.01).lease == 0
             assert host.stats.misses["declined_recompute_cheaper"] == 4
             assert host.nvme.calls["read"] == 0
