@@ -69,7 +69,7 @@ class Admission:
         rule: "auto" as above, "all", or "second": second sight whenever the tier is full.
         budget: bytes a day that the device may write; 0 for no limit. When less than half of an hour's worth is left,
             first sight is refused; when nothing is, everything.
-        clock: monotonic seconds.
+        clock: seconds; when it is set back, nothing is added for that.
 
     Attributes:
         refused: blocks by reason: `first_sight`, `endurance`.
@@ -138,7 +138,7 @@ class Admission:
 
     def _refill(self) -> None:
         now = self._clock()
-        self._left = min(self._most, self._left + self._rate * (now - self._then))
+        self._left = min(self._most, self._left + self._rate * max(0.0, now - self._then))
         self._then = now
 
     def _ask(self, keys: Sequence[bytes], nbytes: Sequence[int], seen: NDArray[np.bool_]) -> list[bool]:

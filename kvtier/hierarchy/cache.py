@@ -24,6 +24,8 @@ from kvtier.tiers.cpu import CpuTier
 __all__ = ["Hierarchy", "Limits", "Rules"]
 
 DROPPED_AT_ONCE = 1024
+SETTLING = 1.0
+"""Seconds after which a tier is told again what it is to forget."""
 LONGEST_PIN = 30 * 86_400.0
 
 
@@ -56,11 +58,14 @@ class Hierarchy:
         self.state = State(CpuTier(arena), tiers, index, clock, rules)
         self.mover = Mover(self.state, high=self.limits.high, low=self.limits.low)
         self._writer_gone = writer_gone
+        self._settled = 0.0
         with self.state.lock:
             for tier in sorted(tiers):
                 self.state.take_inventory(tier)
             transfer.locate(self.state, list(self.state.table.rows) if TierNumber.GPU in tiers else [])
-        self.mover.start([self._grow, self._absolve, self._republish, self._end_times, self._remove_unread])
+        self.mover.start(
+            [self._grow, self._absolve, self._republish, self._end_times, self._remove_unread, self._settle]
+        )
 
     def close(self) -> None:
         """Stop the background, then close tiers and index; idempotent."""
@@ -168,11 +173,9 @@ class Hierarchy:
 
     def condemn(self, keys: Sequence[bytes], why: str) -> None:
         """A reader found that these blocks' bytes in the arena are not what was written: drop them everywhere."""
-        state = self.state
-        with state.lock:
-            state.stats.faults[why] += len(keys)
-            gone = retention.drop(state, keys, why)
-        self.mover.forget(gone)
+        with self.state.lock:
+            self.state.stats.faults[why] += len(keys)
+        self._drop(keys, why, self.mover.forget)
 
     def refused(self) -> None:
         """A client on the GPU tier's device cannot attach its memory, and is served from the arena: counted."""
@@ -198,13 +201,13 @@ class Hierarchy:
 
     def evict(self, keys: Sequence[bytes]) -> int:
         """See `Session.evict`."""
-        return self._drop(keys, "evict")
+        return self._drop(keys, "evict", self._forget)
 
     def clear(self, space: bytes) -> int:
         """See `Session.clear`."""
         with self.state.lock:
             keys = retention.of_space(self.state, space)
-        return self._drop(keys, "clear")
+        return self._drop(keys, "clear", self._forget)
 
     # Moves, looking
 
@@ -242,21 +245,34 @@ class Hierarchy:
         with self.state.lock:
             retention.end_pins(self.state)
             keys = retention.expired(self.state)
-        self._drop(keys, "expired")
+        self._drop(keys, "expired", self.mover.forget)
 
-    def _drop(self, keys: Sequence[bytes], why: str) -> int:
+    def _drop(self, keys: Sequence[bytes], why: str, forget: Callable[[Sequence[bytes]], None]) -> int:
         """Drop blocks everywhere, a few at a time so that nobody waits for the lock; how many there were."""
         dropped = 0
         for at in range(0, len(keys), DROPPED_AT_ONCE):
             with self.state.lock:
                 gone = retention.drop(self.state, keys[at : at + DROPPED_AT_ONCE], why)
             if gone:
-                transfer.forget(self.state, gone)
+                forget(gone)
             dropped += len(gone)
         return dropped
 
+    def _forget(self, keys: Sequence[bytes]) -> None:
+        """Tell the tiers before the caller is told that it is done."""
+        transfer.forget(self.state, keys)
+
     def _remove_unread(self) -> None:
-        transfer.remove_unread(self.state)
+        if self.state.device.leaving:
+            transfer.remove_unread(self.state)
+
+    def _settle(self) -> None:
+        """A tier that was busy when it was to forget something is told again, whether or not it was away."""
+        now = time.monotonic()
+        for tier, owed in self.state.owed.items():
+            if owed and now >= self._settled + SETTLING:
+                self._settled = now
+                self.mover.settle(tier)
 
     def _republish(self) -> None:
         if self.state.index.needs_publish():

@@ -124,10 +124,11 @@ class Ledger:
         ]
         everything.sort(key=lambda one: one[2])
         held = [Held(kind, self.sessions[session].owner, now - since, n) for kind, session, since, n in everything]
-        for owner in dict.fromkeys(pin.owner for pin in self.pins.values()):
-            pins = [pin for pin in self.pins.values() if pin.owner == owner]
-            held.append(Held("pin", owner, now - max(pin.until for pin in pins), sum(pin.nbytes for pin in pins)))
-        return held
+        pins: dict[str, tuple[float, int]] = {}
+        for pin in self.pins.values():
+            until, nbytes = pins.get(pin.owner, (0.0, 0))
+            pins[pin.owner] = max(until, pin.until), nbytes + pin.nbytes
+        return held + [Held("pin", owner, now - until, nbytes) for owner, (until, nbytes) in pins.items()]
 
     def lease(self, lease: Lease) -> int:
         """Book a lease; returns its number."""

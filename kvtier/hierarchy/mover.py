@@ -6,11 +6,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from numpy.typing import NDArray
 
 from kvtier.block import PAGE
+from kvtier.errors import TierUnavailable
 from kvtier.hierarchy import promotion, retention, transfer
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
@@ -113,6 +115,10 @@ class Mover:
         if keys:
             self._submit(self._forget, list(keys))
 
+    def settle(self, tier: TierNumber) -> None:
+        """Tell a tier, in the background, what it has not heard of yet."""
+        self._submit(self._settle, tier)
+
     def queues(self) -> dict[str, int]:
         """How much waits, by what it waits for."""
         return {"flights": self.stager.flights} | {kind: self._waiting[kind] for kind in WAITING}
@@ -154,6 +160,11 @@ class Mover:
         transfer.forget(self._state, keys)
         return len(keys)
 
+    def _settle(self, tier: TierNumber) -> int:
+        with suppress(TierUnavailable):
+            transfer.settle(self._state, tier)
+        return 0
+
     def _promote(self, keys: list[bytes]) -> int:
         return promotion.promote(self._state, self.stager, self._leave, keys)
 
@@ -173,8 +184,15 @@ class Mover:
 
     def _pin(self, keys: list[bytes], seconds: float, owner: str, share: float) -> int:
         self._bring(keys, TierNumber.CPU)
-        with self._state.lock:
-            return retention.pin(self._state, keys, seconds, owner, share)
+        kept = 0
+        for at in range(0, len(keys), transfer.PART):
+            part = keys[at : at + transfer.PART]
+            with self._state.lock:
+                now = retention.pin(self._state, part, seconds, owner, share)
+            kept += now
+            if now < len(part):
+                break
+        return kept
 
     def _move(self, keys: list[bytes], tier: TierNumber) -> int:
         state = self._state

@@ -67,6 +67,8 @@ def drop(state: State, keys: Sequence[bytes], why: str) -> list[bytes]:
         state.leave(state.rows(gone), tier, why)
     unpin(state, gone)
     state.forgetting.update(gone)
+    for watcher in state.watching:
+        watcher.update(gone)
     return gone
 
 

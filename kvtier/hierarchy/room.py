@@ -97,7 +97,7 @@ def grant_at_once(
     """A slot that is free, or can be freed without writing anything down; None otherwise.
 
     While NVMe is being written to and cannot keep up with the saves, blocks leave for good, unwritten: of the oldest
-    those that it would have written last.
+    those that it would have written last. Then saves may take what is kept free, too.
 
     Args:
         state: of the host.
@@ -107,25 +107,31 @@ def grant_at_once(
         spared: blocks that must stay: the ancestors of what is saved, without which nobody would reach it.
     """
     pool, slot = state.cpu.pool, None
-    while pool.free_nbytes < room.keep + slot_nbytes(nbytes) or (slot := state.cpu.grant(nbytes, writer)) is None:
-        victims = choose(state, nbytes, room.keep + room.wanted - pool.free_nbytes, spared)
+    keep = 0 if state.relieving else room.keep
+    while pool.free_nbytes < keep + slot_nbytes(nbytes) or (slot := state.cpu.grant(nbytes, writer)) is None:
+        victims = choose(state, nbytes, keep + room.wanted - pool.free_nbytes, spared)
         if victims.dirty:
             victims = choose(state, nbytes, 0, spared)
         rows, why = victims.rows, "cpu_evicted"
         if victims.dirty:
-            rows, why = _last_in_line(state, nbytes, spared) if state.relieving else [], "nvme_behind"
+            rows, why = _last_in_line(state, nbytes, room, spared) if state.relieving else [], "nvme_behind"
         if not rows:
             return None
         state.leave(rows, TierNumber.CPU, why)
     return slot
 
 
-def _last_in_line(state: State, nbytes: int, spared: Set[int]) -> list[int]:
-    """Of the old blocks that wait for NVMe, the one that is written last and has no child; none of another size."""
+def _last_in_line(state: State, nbytes: int, room: Room, spared: Set[int]) -> list[int]:
+    """Of the old blocks that wait for NVMe, those that are written last, with their descendants; of one size only.
+
+    As many as there is to be room for, children before parents.
+    """
     policy, pool, size = state.policies[TierNumber.CPU], state.cpu.pool, slot_nbytes(nbytes)
 
     def kept(row: int) -> bool:
         return row in spared or state.pinned(row) or pool.size_class(int(state.table.offset[row])) != size
 
     line = policy.victims(min(LINE, pool.used // 4), kept) or policy.victims(size, kept)
-    return [row for row in reversed(line) if policy.is_leaf(row)][:1]
+    wanted = max(1, min(room.wanted // size, len(line)))
+    last = policy.with_descendants(line[-wanted:])[:wanted]
+    return [] if any(map(kept, last)) else last

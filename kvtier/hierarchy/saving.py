@@ -112,11 +112,9 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
         state.enter(placed, TierNumber.CPU)
         state.stats.stored += len(placed)
         # Blocks behind these may have been there before, and did not know their parents.
-        for i, key in enumerate(booked.asked):
-            child, parent = table.rows.get(key), table.rows.get(parents[i] or b"")
-            if child is not None and parent is not None and table.parent_of(child) is None:
-                state.link(np.array([parent, child], np.int64))
-        state.touch(np.array([table.rows[key] for key in booked.asked if key in table.rows], np.int64))
+        chain = np.array([table.rows.get(key or b"", -1) for key in parents], np.int64)
+        state.link(chain)
+        state.touch(chain[1:][chain[1:] >= 0])
     return [visible[i] for i in written]
 
 

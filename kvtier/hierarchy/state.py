@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,6 +66,8 @@ class State:
         self.pace = Pace()
         self.owed: dict[TierNumber, set[bytes]] = {tier: set() for tier in self.tiers}
         """Dropped blocks that a tier could not be told of because it was away."""
+        self.watching: list[set[bytes]] = []
+        """Sets that want to hear of every block that is dropped."""
         self.relieving = False
         """Whether old blocks are being written down to NVMe because the CPU tier is full."""
         self.writes = {tier: threading.Lock() for tier in self.tiers}
@@ -95,21 +97,23 @@ class State:
             order.adopt(row, parent)
 
     def link(self, rows: NDArray[np.int64]) -> None:
-        """These are a chain: blocks that a tier brought from an earlier life did not know that."""
-        roots: dict[int, int] = {}
+        """These are a chain, -1 where one is not known: blocks that a tier brought from an earlier life do not know it."""
+        ancestors: dict[int, int] = {}
         for place in self.table.strangers(rows):
             child, parent = int(rows[place]), int(rows[place - 1])
-            root = self._root(parent, roots)
+            unknown = min(child, parent) >= 0 and self.table.parent_of(child) is None
             # A client may make keys up: none may become its own ancestor.
-            if self.table.parent_of(child) is None and root != child:
+            if unknown and self._root(parent, ancestors) != child:
                 self.adopt(child, parent)
-                roots[child] = root
 
-    def _root(self, row: int, known: dict[int, int]) -> int:
-        """The first ancestor that the table has; walks only to where it is known."""
-        while row not in known and (parent := self.table.parent_of(row)) is not None:
-            row = parent
-        return known.get(row, row)
+    def _root(self, row: int, ancestors: dict[int, int]) -> int:
+        """The first ancestor that the table has; leaves short cuts to it, so that many walks cost little."""
+        path = []
+        while (above := ancestors.get(row, self.table.parent_of(row))) is not None:
+            path.append(row)
+            row = above
+        ancestors.update(dict.fromkeys(path, row))
+        return row
 
     def touch(self, rows: NDArray[np.int64]) -> None:
         """A chain, or what is there of it, was used."""
@@ -202,12 +206,12 @@ class State:
         self.adopt_inventory(tier, inventory)
         return len(inventory)
 
-    def adopt_inventory(self, tier: TierNumber, inventory: Inventory) -> None:
-        """A tier has these blocks; those that the table does not know are new. What is being forgotten is left out."""
+    def adopt_inventory(self, tier: TierNumber, inventory: Inventory, dropped: Set[bytes] = frozenset()) -> None:
+        """A tier has these blocks, but for what was dropped; those that the table does not know are new."""
         entering, new = [], []
         sizes = inventory.records["nbytes"].tolist()
         for i, key in enumerate(inventory.keys):
-            if key in self.forgetting:
+            if key in dropped or key in self.forgetting or key in self.owed[tier]:
                 continue
             row = self.row(key)
             if row is None:

@@ -119,10 +119,9 @@ class Hands:
         if not isinstance(tier, Several):
             return reconcile(state, held.tier)
         transfer.settle(state, held.tier)
-        has, gone = tier.returned(held.hand.device)
-        with state.lock:
-            state.leave(state.rows(gone), held.tier, f"{tier.name}_lost")
-            state.adopt_inventory(held.tier, has)
+        with transfer.stocktaking(state, held.tier) as dropped:
+            has, gone = tier.returned(held.hand.device)
+            transfer.take_stock(state, held.tier, has, dropped, gone)
         return len(has), len(gone)
 
 

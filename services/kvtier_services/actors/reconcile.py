@@ -19,13 +19,11 @@ def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
         TierUnavailable: it is away again.
     """
     transfer.settle(state, tier)
-    has = state.tiers[tier].inventory()
-    there = frozenset(has.keys)
-    with state.lock:
-        table = state.table
-        lost = [row for key, row in table.rows.items() if key not in there and table.has(row, tier)]
-        state.leave(lost, tier, f"{state.tiers[tier].name}_lost")
-        state.adopt_inventory(tier, has)
+    with transfer.stocktaking(state, tier) as dropped:
+        has = state.tiers[tier].inventory()
+        with state.lock:
+            known = list(state.table.rows)
+        lost = transfer.take_stock(state, tier, has, dropped, set(known).difference(has.keys))
     if tier is TierNumber.GPU:
         transfer.locate(state, has.keys)
-    return len(has), len(lost)
+    return len(has), lost
