@@ -97,7 +97,7 @@ class State:
             order.adopt(row, parent)
 
     def link(self, rows: NDArray[np.int64]) -> None:
-        """These are a chain, -1 where one is not known: blocks that a tier brought from an earlier life do not know it."""
+        """These are a chain, -1 where one is unknown; what a tier brought from an earlier life did not know that."""
         ancestors: dict[int, int] = {}
         for place in self.table.strangers(rows):
             child, parent = int(rows[place]), int(rows[place - 1])

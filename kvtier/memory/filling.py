@@ -48,7 +48,10 @@ class Filling:
         if self.ready == self._size:
             return False
         end = min((self.ready // STEP + 1) * STEP, self._size)
-        self.fault = self._prepare(self.ready, end)
+        try:
+            self.fault = self._prepare(self.ready, end)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is said, and tried again
+            self.fault = f"{type(exc).__name__}: {exc}"
         if not self.fault:
             self.ready = end
         return not self.fault

@@ -16,7 +16,7 @@ from grpc import aio
 
 import kvtier
 from kvtier.block import SPACE_NBYTES
-from kvtier.errors import KVTierError, ProtocolMismatch, SessionUnavailable, UsageError
+from kvtier.errors import DeadlineExceeded, KVTierError, ProtocolMismatch, SessionUnavailable, UsageError
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.loading import Wish
 from kvtier.memory.lock import is_free
@@ -243,8 +243,7 @@ class Calls(DoorServicer):
         """See `Session.prefetch`."""
         await self._guest(request.session, request.after)
         there = self._hierarchy.prefetch(unpack_keys(request.keys), _tier(request.tier))
-        await _within(there, LONGEST_WAIT)
-        return pb.PrefetchReply(there=there.result(0))
+        return pb.PrefetchReply(there=await _result(there))
 
     @_call
     async def Pin(self, request: pb.PinRequest) -> pb.PinReply:  # noqa: N802
@@ -254,8 +253,7 @@ class Calls(DoorServicer):
         if not request.seconds > 0:
             return pb.PinReply(blocks=self._hierarchy.unpin(keys))
         pinned = self._hierarchy.pin(guest.session, keys, request.seconds)
-        await _within(pinned, LONGEST_WAIT)
-        return pb.PinReply(blocks=pinned.result(0))
+        return pb.PinReply(blocks=await _result(pinned))
 
     @_call
     async def Drop(self, request: pb.DropRequest) -> pb.DropReply:  # noqa: N802
@@ -279,7 +277,8 @@ class Calls(DoorServicer):
         """See `Session.inspect`."""
         if request.session:
             await self._guest(request.session, request.after)
-        return pb.InspectReply(json=msgspec.json.encode(self._hierarchy.inspect(unpack_keys(request.keys))))
+        found = await asyncio.to_thread(self._hierarchy.inspect, unpack_keys(request.keys))
+        return pb.InspectReply(json=msgspec.json.encode(found))
 
     @_call
     async def Status(self, request: pb.StatusRequest) -> pb.StatusReply:  # noqa: N802
@@ -308,6 +307,12 @@ async def _within(future: Future[T], seconds: float) -> bool:
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
     done, _ = await asyncio.wait({waiting}, timeout=min(seconds, LONGEST_WAIT))
     return bool(done)
+
+
+async def _result(future: Future[T]) -> T:
+    if not await _within(future, LONGEST_WAIT):
+        raise DeadlineExceeded(f"that takes longer than {LONGEST_WAIT:g} s; it goes on")
+    return future.result()
 
 
 def _tier(number: int) -> TierNumber:

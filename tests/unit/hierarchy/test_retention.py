@@ -73,6 +73,59 @@ def test_a_tier_that_was_away_is_told_later_what_was_dropped():
         host.check()
 
 
+def test_what_a_tier_has_not_heard_of_is_not_written_there_anew():
+    """It would say that it has the block: the old one."""
+    with Host() as host:
+        session = host.session()
+        save(session, [1, 2])
+        session.move(keys([1, 2]), NVME, 5.0)
+
+        def busy() -> None:
+            raise TierUnavailable("busy")
+
+        host.nvme.hooks["remove"] = busy
+        assert host.hierarchy.evict(keys([1])) == 1
+        assert save(session, [1]) == 1
+        assert session.move(keys([1]), NVME, 5.0) == 0
+        assert host.tiers_of(1) == ["cpu"]
+        host.nvme.hooks.clear()
+        host.mover.settle(NVME)
+        host.mover.drain()
+        assert host.nvme.seeds([1, 2]) == {2}
+        assert session.move(keys([1]), NVME, 5.0) == 1
+        host.check()
+
+
+def test_the_keeper_tells_again_what_was_not_heard(monkeypatch):
+    monkeypatch.setattr("kvtier.hierarchy.cache.SETTLING", 0.0)
+    with Host(stored=range(3)) as host:
+        told = threading.Event()
+
+        def busy() -> None:
+            host.nvme.hooks["remove"] = told.set
+            raise TierUnavailable("busy once")
+
+        host.nvme.hooks["remove"] = busy
+        host.hierarchy.evict(keys([0]))
+        assert told.wait(10.0)
+        host.mover.drain()
+        assert host.nvme.seeds(range(3)) == {1, 2}
+
+
+def test_long_chains_are_linked_in_any_order():
+    """20,000 blocks whose parents nobody knows; then in the order of their numbers turned round."""
+    count = 20_000
+    for order in (np.arange(count), np.arange(count)[::-1]):
+        with Host(nvme=None) as host:
+            rows = [host.state.table.add(b"%d" % i, 1, -1, 0.0) for i in range(count)]
+            host.state.link(np.array(rows, np.int64)[order])
+            parents = [host.state.table.parent_of(row) for row in order.tolist()]
+            assert parents == [None, *order.tolist()[:-1]]
+            host.state.link(np.array([rows[order[-1]], rows[order[0]]], np.int64))
+            assert host.state.table.parent_of(int(order[0])) is None, "nobody becomes his own ancestor"
+            host.state.table.rows.clear()
+
+
 def test_what_is_pinned_ends_when_it_is_condemned():
     with Host() as host:
         session = host.session()
