@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,9 @@ def read_trace(path: Path) -> list[Request]:
             for number, line in _lines(file):
                 try:
                     requests.append(_request(line))
-                except ValueError as exc:
+                except (ValueError, RecursionError) as exc:
                     raise ConfigError(f"{path}, line {number}: {exc}") from exc
-    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as exc:
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}") from exc
     if not requests:
         raise ConfigError(f"{path} has no requests: a trace has one JSON object a line, with timestamp and hash_ids")
