@@ -140,34 +140,32 @@ class State:
     def enter(self, rows: Sequence[int], tier: TierNumber) -> None:
         """A tier has these blocks now."""
         table, order = self.table, self.policies.get(tier)
-        better = [row for row in rows if tier < (table.best(row) or len(TierNumber) + 1)]
-        table.tiers[list(rows)] |= 1 << tier
-        sizes = table.nbytes[list(rows)].tolist()
+        entering = np.array(rows, np.int64)
+        former = table.best_of(entering)
+        table.tiers[entering] |= 1 << tier
         if order is not None:
-            for row, nbytes in zip(rows, sizes, strict=True):
+            for row, nbytes in zip(rows, table.nbytes[entering].tolist(), strict=True):
                 order.insert(row, slot_nbytes(nbytes), table.parent_of(row))
-        self._tell(better, tier)
+        self._tell(entering[(former == 0) | (former > tier)].tolist(), tier)
 
     def leave(self, rows: Sequence[int], tier: TierNumber, why: str) -> None:
         """A tier no longer has these blocks; what no tier has any more is dropped."""
         table, order = self.table, self.policies.get(tier)
-        here = [row for row in dict.fromkeys(rows) if table.has(row, tier)]
-        if not here:
+        asked = np.array(list(dict.fromkeys(rows)), np.int64)
+        here = asked[(table.tiers[asked] >> tier & 1) > 0]
+        if not len(here):
             return
-        best = [table.best(row) for row in here]
+        former = table.best_of(here)
         table.tiers[here] &= ~np.uint8(1 << tier)
         if order is not None:
-            for row in here:
+            for row in here.tolist():
                 order.remove(row)
         if tier is TierNumber.CPU:
-            self._free(here)
-        left: dict[int, list[int]] = {}
-        for row, former in zip(here, best, strict=True):
-            if (now := table.best(row)) != former:
-                left.setdefault(now, []).append(row)
-        self._drop(left.pop(0, []), why)
-        for now, changed in left.items():
-            self._tell(changed, TierNumber(now))
+            self._free(here.tolist())
+        best = table.best_of(here)
+        self._drop(here[best == 0].tolist(), why)
+        for now in TierNumber:
+            self._tell(here[(best == now) & (former != now)].tolist(), now)
 
     def _free(self, rows: Sequence[int]) -> None:
         """Let go of the slots of these blocks."""

@@ -137,9 +137,12 @@ class LocalIndex:
     def _add(self, entries: Iterable[tuple[bytes, Replica]]) -> None:
         if not self._speaks():
             return
+        replicas = self._store.replicas
         for key, replica in entries:
             with self._store.lock:
-                self._store.replicas[key] = (*self._others_of(key)[1 - MAX_REPLICAS :], replica)
+                known = replicas.get(key, ())
+                alone = not known or (len(known) == 1 and known[0].node == self.node)
+                replicas[key] = (replica,) if alone else (*self._others_of(key)[1 - MAX_REPLICAS :], replica)
             self._told += 1
 
     def _others_of(self, key: bytes) -> tuple[Replica, ...]:
