@@ -42,8 +42,13 @@ class EvictionPolicy(Protocol):
         """
         ...
 
-    def with_descendants(self, rows: Sequence[int]) -> list[int]:
-        """These blocks (absent ones left out) and all their descendants in the tier, children before parents."""
+    def with_descendants(self, rows: Sequence[int], most: int | None = None) -> list[int]:
+        """These blocks (absent ones left out) and all their descendants in the tier, children before parents.
+
+        Args:
+            rows: of the blocks.
+            most: answer nothing if these are more than so many.
+        """
         ...
 
     def is_leaf(self, row: int) -> bool:

@@ -104,7 +104,7 @@ class PrefixPolicy:
                         kept[free] = kept.get(free, len(self._children[free])) - 1
         return []
 
-    def with_descendants(self, rows: Sequence[int]) -> list[int]:
+    def with_descendants(self, rows: Sequence[int], most: int | None = None) -> list[int]:
         order: dict[int, None] = {}
         seen: set[int] = set()
         for root in rows:
@@ -115,6 +115,8 @@ class PrefixPolicy:
                     order[stack.pop()] = None
                 else:
                     seen.add(row)
+                    if most is not None and len(seen) > most:
+                        return []
                     stack.extend(child for child in self._children.get(row, ()) if child not in seen)
         return list(order)
 

@@ -11,6 +11,8 @@ from kvtier.tiers.base import TierNumber
 
 LINE = 64 << 20
 """Bytes of the oldest blocks among which a save takes the youngest, when NVMe cannot keep up."""
+DESCENDANTS = 64
+"""Blocks, besides as many again as a segment holds, that may leave with it."""
 SEGMENTS_TRIED = 8
 """Segments that hold something pinned and are passed over, before only slots of the wanted size are looked at."""
 
@@ -70,11 +72,15 @@ def choose(state: State, nbytes: int, need: int, spared: Set[int] = frozenset())
 
 
 def _segment(state: State, row: int, kept: Callable[[int], bool]) -> list[int]:
-    """All blocks of the segment that holds this one, with their descendants; none when one of them is kept."""
+    """All blocks of the segment that holds this one, with their descendants.
+
+    None when one of them is kept, or when they are many more than the segment holds: then it holds the first blocks of
+    sequences, which have a size of their own under some plans, and with them all of these sequences would go.
+    """
     slots = state.cpu.pool.neighbours(int(state.table.offset[row]))
     if any(offset not in state.at for offset in slots):
         return []
-    rows = state.policies[TierNumber.CPU].with_descendants([state.at[offset] for offset in slots])
+    rows = state.policies[TierNumber.CPU].with_descendants([state.at[o] for o in slots], 2 * len(slots) + DESCENDANTS)
     return [] if any(map(kept, rows)) else rows
 
 
@@ -109,7 +115,8 @@ def grant_at_once(
     pool, slot = state.cpu.pool, None
     keep = 0 if state.relieving else room.keep
     while pool.free_nbytes < keep + slot_nbytes(nbytes) or (slot := state.cpu.grant(nbytes, writer)) is None:
-        victims = choose(state, nbytes, keep + room.wanted - pool.free_nbytes, spared)
+        # What is free may be of another size.
+        victims = choose(state, nbytes, max(keep + room.wanted - pool.free_nbytes, room.wanted), spared)
         if victims.dirty:
             victims = choose(state, nbytes, 0, spared)
         rows, why = victims.rows, "cpu_evicted"

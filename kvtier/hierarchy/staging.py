@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvtier.block import slot_nbytes
 from kvtier.hierarchy import transfer
 from kvtier.hierarchy.room import choose
 from kvtier.hierarchy.state import State
@@ -196,7 +197,9 @@ class Stager:
                 if row is None:
                     return landings, at == len(keys)
                 nbytes = int(state.table.nbytes[row])
-                victims = choose(state, nbytes, nbytes * (len(keys) - at) - state.cpu.pool.free_nbytes)
+                coming = slot_nbytes(nbytes) * min(len(keys) - at, transfer.BATCH_BLOCKS)
+                # What is free may be of another size.
+                victims = choose(state, nbytes, coming)
             if not self._demote(victims.rows):
                 with state.lock:
                     state.stats.faults["staging_no_room"] += 1

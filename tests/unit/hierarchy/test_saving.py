@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kvtier.block import PAGE
 from kvtier.errors import UsageError
+from kvtier.hierarchy import room
 from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.cache import Limits
+from kvtier.testing.payloads import payload_of
 from kvtier.tiers.base import TierNumber
 from kvtier.tiers.cpu import CpuTier
 from tests.hierarchy_fixture import NBYTES, SLOT_NBYTES, Host, fill, holds, keys, reserve, save, states
@@ -311,6 +314,29 @@ class TestSizeClasses:
                 save(session, range(first, first + 8))
             for first in range(1000, 1032, 4):
                 assert save(session, range(first, first + 4), 3 * SLOT_NBYTES - 100) == 4
+            host.check()
+
+    def test_first_blocks_of_a_size_of_their_own_do_not_empty_the_tier(self, monkeypatch):
+        """As under plans with exact first tokens: each sequence leaves for about one other, in a few looks."""
+        looks: list[int] = []
+        choose = room.choose
+        monkeypatch.setattr(room, "choose", lambda *args: looks.append(1) or choose(*args))
+        with Host(blocks=1600, nvme=None, limits=PLENTY) as host:
+            session = host.session()
+            length, stored = 40, []
+            for first in range(0, 100 * length, length):
+                seeds = range(first, first + length)
+                sizes = [2 * NBYTES, *[NBYTES] * (length - 1)]
+                reserved = session.reserve(keys(seeds), sizes, 0)
+                assert not reserved.reason
+                for i, offset in enumerate(reserved.grants["offset"].tolist()):
+                    payload = payload_of(seeds[i], sizes[i])
+                    session.writable()[offset : offset + sizes[i]] = np.frombuffer(payload, np.uint8)
+                assert all(session.commit(reserved.ticket, range(length)))
+                stored.append(len(host.state.table))
+            full = stored.index(max(stored))
+            assert min(stored[full:]) > 0.8 * max(stored)
+            assert len(looks) < 4 * len(stored)
             host.check()
 
     def test_nothing_leaves_for_nothing_where_something_is_pinned_in_every_segment(self):
