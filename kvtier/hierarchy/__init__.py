@@ -15,6 +15,7 @@
     promotion   blocks on their way into the GPU tier
     mover       the background: demotion, moves on request, and the queues of all this
     device      who reads blocks in the GPU tier's own memory, and what leaves it after them
+    stock       what a tier has, and what it has not heard that it is to forget
     transfer    copies between the arena and the other tiers
     state       all that is known, and the few ways in which it changes
     stats       plain counters

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from kvtier.block import slot_nbytes
-from kvtier.hierarchy import loading, report, retention, saving, transfer
+from kvtier.hierarchy import loading, report, retention, saving, stock, transfer
 from kvtier.hierarchy.answers import Matched, Reserved
 from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
@@ -23,7 +23,6 @@ from kvtier.tiers.cpu import CpuTier
 
 __all__ = ["Hierarchy", "Limits", "Rules"]
 
-DROPPED_AT_ONCE = 1024
 SETTLING = 1.0
 """Seconds after which a tier is told again what it is to forget."""
 LONGEST_PIN = 30 * 86_400.0
@@ -250,9 +249,9 @@ class Hierarchy:
     def _drop(self, keys: Sequence[bytes], why: str, forget: Callable[[Sequence[bytes]], None]) -> int:
         """Drop blocks everywhere, a few at a time so that nobody waits for the lock; how many there were."""
         dropped = 0
-        for at in range(0, len(keys), DROPPED_AT_ONCE):
+        for part in stock.parts(keys):
             with self.state.lock:
-                gone = retention.drop(self.state, keys[at : at + DROPPED_AT_ONCE], why)
+                gone = retention.drop(self.state, part, why)
             if gone:
                 forget(gone)
             dropped += len(gone)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvtier.block import PAGE
 from kvtier.errors import TierUnavailable
-from kvtier.hierarchy import promotion, retention, transfer
+from kvtier.hierarchy import promotion, retention, stock, transfer
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
 from kvtier.hierarchy.transfer import Held
@@ -162,7 +162,7 @@ class Mover:
 
     def _settle(self, tier: TierNumber) -> int:
         with suppress(TierUnavailable):
-            transfer.settle(self._state, tier)
+            stock.settle(self._state, tier)
         return 0
 
     def _promote(self, keys: list[bytes]) -> int:
@@ -185,8 +185,7 @@ class Mover:
     def _pin(self, keys: list[bytes], seconds: float, owner: str, share: float) -> int:
         self._bring(keys, TierNumber.CPU)
         kept = 0
-        for at in range(0, len(keys), transfer.PART):
-            part = keys[at : at + transfer.PART]
+        for part in stock.parts(keys):
             with self._state.lock:
                 now = retention.pin(self._state, part, seconds, owner, share)
             kept += now

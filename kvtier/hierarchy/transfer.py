@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -12,7 +12,7 @@ import numpy as np
 
 from kvtier.errors import ClosedError, TierUnavailable
 from kvtier.hierarchy.state import State
-from kvtier.tiers.base import Inventory, Slots, Tier, TierNumber
+from kvtier.tiers.base import Slots, Tier, TierNumber
 from kvtier.tiers.shared import Places, SharedTier
 
 T = TypeVar("T")
@@ -20,8 +20,6 @@ T = TypeVar("T")
 BATCH_NBYTES = 64 << 20
 """Bytes moved by one tier call."""
 BATCH_BLOCKS = 256
-PART = 1024
-"""Blocks that the table takes note of at a time, so that nobody waits for the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,7 @@ def remove(state: State, tier: TierNumber, keys: Sequence[bytes]) -> bool:
 
 
 def forget(state: State, keys: Sequence[bytes]) -> None:
-    """Tell all tiers to forget blocks that were dropped; one that does not hear it now is told later: see `settle`."""
+    """Tell all tiers to forget blocks that were dropped; who does not hear it is told later: see `stock.settle`."""
     for tier in state.tiers:
         if not remove(state, tier, keys):
             owe(state, tier, keys)
@@ -197,62 +195,6 @@ def owe(state: State, tier: TierNumber, keys: Sequence[bytes]) -> None:
     """A tier has not heard that it is to forget these: until it has, they are not written there anew."""
     with state.lock:
         state.owed[tier].update(keys)
-
-
-def settle(state: State, tier: TierNumber) -> None:
-    """Tell a tier to forget what it has not heard of yet.
-
-    Raises:
-        TierUnavailable: it is away.
-    """
-    with state.lock:
-        keys = list(state.owed[tier])
-    if keys:
-        state.tiers[tier].remove(keys)
-        with state.lock:
-            state.owed[tier].difference_update(keys)
-
-
-@contextmanager
-def stocktaking(state: State, tier: TierNumber) -> Iterator[set[bytes]]:
-    """While a tier is asked for what it has, nothing is written to it; the set gets what is dropped meanwhile."""
-    dropped: set[bytes] = set()
-    with state.writes[tier]:
-        with state.lock:
-            state.watching.append(dropped)
-        try:
-            yield dropped
-        finally:
-            with state.lock:
-                state.watching = [one for one in state.watching if one is not dropped]
-
-
-def take_stock(state: State, tier: TierNumber, has: Inventory, dropped: Set[bytes], lost: Iterable[bytes] = ()) -> int:
-    """Make the table say of a tier what the tier says of itself, a few blocks at a time; how many were forgotten.
-
-    Args:
-        state: of the host.
-        tier: which one.
-        has: what it has.
-        dropped: what is not to be adopted: see `stocktaking`.
-        lost: what it has no more.
-    """
-    forgotten = 0
-    for keys in _parts(list(lost)):
-        with state.lock:
-            rows = [row for row in state.rows(keys) if state.table.has(row, tier)]
-            state.leave(rows, tier, f"{state.tiers[tier].name}_lost")
-            forgotten += len(rows)
-    for at in range(0, len(has), PART):
-        part = Inventory(has.keys[at : at + PART], has.records[at : at + PART])
-        with state.lock:
-            state.adopt_inventory(tier, part, dropped)
-    return forgotten
-
-
-def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    for at in range(0, len(keys), PART):
-        yield keys[at : at + PART]
 
 
 def remove_unread(state: State) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.errors import TierUnavailable
-from kvtier.hierarchy import transfer
+from kvtier.hierarchy import stock
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import Tier, TierNumber
@@ -118,10 +118,10 @@ class Hands:
         tier = self.tiers[held.tier]
         if not isinstance(tier, Several):
             return reconcile(state, held.tier)
-        transfer.settle(state, held.tier)
-        with transfer.stocktaking(state, held.tier) as dropped:
+        stock.settle(state, held.tier)
+        with stock.stocktaking(state, held.tier) as dropped:
             has, gone = tier.returned(held.hand.device)
-            transfer.take_stock(state, held.tier, has, dropped, gone)
+            stock.take_stock(state, held.tier, has, dropped, gone)
         return len(has), len(gone)
 
 

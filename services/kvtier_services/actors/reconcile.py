@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtier.hierarchy import transfer
+from kvtier.hierarchy import stock, transfer
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
 
@@ -18,12 +18,12 @@ def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
     Raises:
         TierUnavailable: it is away again.
     """
-    transfer.settle(state, tier)
-    with transfer.stocktaking(state, tier) as dropped:
+    stock.settle(state, tier)
+    with stock.stocktaking(state, tier) as dropped:
         has = state.tiers[tier].inventory()
         with state.lock:
             known = list(state.table.rows)
-        lost = transfer.take_stock(state, tier, has, dropped, set(known).difference(has.keys))
+        lost = stock.take_stock(state, tier, has, dropped, set(known).difference(has.keys))
     if tier is TierNumber.GPU:
         transfer.locate(state, has.keys)
     return len(has), lost

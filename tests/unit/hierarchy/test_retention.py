@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvtier.errors import TierUnavailable
-from kvtier.hierarchy import transfer
+from kvtier.hierarchy import stock
 from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.loading import Wish
 from kvtier.hierarchy.pace import FRESH, Pace, worth
@@ -63,12 +63,12 @@ def test_a_tier_that_was_away_is_told_later_what_was_dropped():
         assert host.hierarchy.evict(keys([0, 1])) == 2
         assert host.nvme.seeds(range(3)) == {0, 1, 2}
         with pytest.raises(TierUnavailable):
-            transfer.settle(host.state, NVME)
+            stock.settle(host.state, NVME)
         host.nvme.hooks.clear()
-        transfer.settle(host.state, NVME)
+        stock.settle(host.state, NVME)
         assert host.nvme.seeds(range(3)) == {2}
         calls = host.nvme.calls["remove"]
-        transfer.settle(host.state, NVME)
+        stock.settle(host.state, NVME)
         assert host.nvme.calls["remove"] == calls, "once is enough"
         host.check()
 
