@@ -14,6 +14,7 @@ from kvtier.tiers.base import Tier, TierNumber, TierUsage
 
 HELD = 16
 """Leases, reservations and pins that are shown, the oldest first."""
+BACK = "is back, and its blocks are being counted"
 
 
 def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
@@ -52,7 +53,7 @@ def status(state: State) -> dict[str, Any]:
                     "capacity": usage.capacity,
                     "used": usage.used,
                     "blocks": int((masks >> np.uint8(number) & 1).sum()),
-                    "fault": usage.fault,
+                    "fault": usage.fault or (BACK if state.uncertain[number] else ""),
                     "counters": usage.counters,
                 }
                 for number, usage in sorted(usages.items())

@@ -68,6 +68,8 @@ class State:
         """Dropped blocks that a tier could not be told of because it was away."""
         self.watching: list[set[bytes]] = []
         """Sets that want to hear of every block that is dropped."""
+        self.uncertain: Counter[TierNumber] = Counter()
+        """Tiers that came back and have not been asked yet what they still have."""
         self.relieving = False
         """Whether old blocks are being written down to NVMe because the CPU tier is full."""
         self.writes = {tier: threading.Lock() for tier in self.tiers}

@@ -28,16 +28,25 @@ def settle(state: State, tier: TierNumber) -> None:
 
 @contextmanager
 def stocktaking(state: State, tier: TierNumber) -> Iterator[set[bytes]]:
-    """While a tier is asked for what it has, nothing is written to it; the set gets what is dropped meanwhile."""
+    """While a tier that came back is asked for what it has, nothing is written to it; what it missed it is told before.
+
+    The set gets what is dropped meanwhile.
+
+    Raises:
+        TierUnavailable: it is away again.
+    """
     dropped: set[bytes] = set()
-    with state.writes[tier]:
-        with state.lock:
-            state.watching.append(dropped)
-        try:
-            yield dropped
-        finally:
+    state.uncertain[tier] += 1
+    try:
+        settle(state, tier)
+        with state.writes[tier]:
             with state.lock:
-                state.watching = [one for one in state.watching if one is not dropped]
+                state.watching.append(dropped)
+            yield dropped
+    finally:
+        with state.lock:
+            state.uncertain[tier] -= 1
+            state.watching = [one for one in state.watching if one is not dropped]
 
 
 def take_stock(state: State, tier: TierNumber, has: Inventory, dropped: Set[bytes], lost: Iterable[bytes] = ()) -> int:

@@ -32,6 +32,7 @@ NVME = 256 << 20
 SURE = NVME // 4
 """A block cannot have been evicted before as many bytes were written after it: the oldest eighth leaves at a time, and
 what is carried over is at most half of what is written."""
+WHOLE, EVICTED, LOST = "whole", "evicted", "lost"
 
 
 class Guard:
@@ -41,7 +42,7 @@ class Guard:
         self._cache = cache
         self._places = zip(itertools.cycle(on_shelf), itertools.count(GUARDED))
         self._acknowledged: list[tuple[int, Shelf, Chain]] = []
-        self._written = 0
+        self._before = self._last = 0
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -58,28 +59,40 @@ class Guard:
 
     def check(self) -> int:
         """All that was acknowledged and cannot have been evicted is there, and right; how many blocks that were."""
-        sure = [(shelf, chain) for at, shelf, chain in self._acknowledged if self._written - at <= SURE]
+        whole = 0
+        for at, shelf, chain in self._acknowledged:
+            # Engines go on writing meanwhile. A busy host may say no; what it has lost it never says again.
+            found = within(PATIENCE, lambda: self._found(at, shelf, chain))  # noqa: B023
+            assert found != LOST, f"NVMe had acknowledged these blocks: {shelf.space.inspect(chain)}"
+            whole += found == WHOLE
         self._acknowledged.clear()
-        for shelf, chain in sure:
-            # A busy host may say no; what it has lost it never says again.
-            whole = within(PATIENCE, lambda: served(shelf, chain) == STEM + BRANCH or self._lost(shelf, chain))  # noqa: B023
-            assert whole is True, f"blocks were lost that NVMe had acknowledged: {whole}"
-        return len(sure) * (STEM + BRANCH)
+        return whole * (STEM + BRANCH)
 
-    def _lost(self, shelf: Shelf, chain: Chain) -> list[object]:
-        """What is known of a chain of which something is gone; nothing while all is known."""
-        known = shelf.space.inspect(chain)
-        return [block and block["tiers"] for block in known] if None in known and attached(self._cache) else []
+    def _found(self, at: int, shelf: Shelf, chain: Chain) -> str | None:
+        """What became of a chain that was acknowledged when so many bytes had been written; None: not known now."""
+        if served(shelf, chain) == STEM + BRANCH:
+            return WHOLE
+        if None not in shelf.space.inspect(chain) or not attached(self._cache):
+            return None
+        return LOST if self._written() - at <= SURE else EVICTED
+
+    def _written(self) -> int:
+        """Bytes written to NVMe since the guard began; what a host that is killed wrote last may not be counted."""
+        moved = self._cache.status().get("moved_nbytes")
+        if moved is not None:
+            now = moved.get("cpu>nvme", 0)
+            self._before += self._last if now < self._last else 0  # another process counts from 0
+            self._last = now
+        return self._before + self._last
 
     def _write(self, done: threading.Event) -> None:
         while not done.is_set():
             shelf, document = next(self._places)
             chain = shelf.chain(document, 0)
+            at = self._written()
             saved = shelf.space.save(chain, shelf.computed(chain)).result()
             if saved.blocks and shelf.space.move(chain, "nvme", wait=5.0) == STEM + BRANCH:
-                self._acknowledged.append((self._written, shelf, chain))
-            moved = self._cache.status().get("moved_nbytes", {})
-            self._written = max(self._written, moved.get("cpu>nvme", 0))
+                self._acknowledged.append((at, shelf, chain))
 
 
 def served(shelf: Shelf, chain: Chain) -> int:

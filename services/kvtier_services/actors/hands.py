@@ -118,7 +118,6 @@ class Hands:
         tier = self.tiers[held.tier]
         if not isinstance(tier, Several):
             return reconcile(state, held.tier)
-        stock.settle(state, held.tier)
         with stock.stocktaking(state, held.tier) as dropped:
             has, gone = tier.returned(held.hand.device)
             stock.take_stock(state, held.tier, has, dropped, gone)

@@ -18,7 +18,6 @@ def reconcile(state: State, tier: TierNumber) -> tuple[int, int]:
     Raises:
         TierUnavailable: it is away again.
     """
-    stock.settle(state, tier)
     with stock.stocktaking(state, tier) as dropped:
         has = state.tiers[tier].inventory()
         with state.lock:
