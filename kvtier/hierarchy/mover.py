@@ -213,7 +213,7 @@ class Mover:
     def _evict(self, blocks: Sequence[Held]) -> int:
         """Take blocks, children before parents, out of the CPU tier; how many left.
 
-        What changed since they were chosen keeps them: a lease, a child that stays or came, being saved anew.
+        What changed since they were chosen keeps them: a use, a child that stays or came, being saved anew.
         """
         state, leaving = self._state, []
         with state.lock:
@@ -222,7 +222,7 @@ class Mover:
                 row = state.row(block.key)
                 if row is None or table.life[row] != block.life or not table.has(row, TierNumber.CPU):
                     continue
-                if policy.is_leaf(row) and not state.pinned(row):
+                if table.uses[row] == block.uses and policy.is_leaf(row) and not state.pinned(row):
                     policy.remove(row)  # now, so that its parent may be a leaf
                     leaving.append(row)
             state.leave(leaving, TierNumber.CPU, "cpu_evicted")

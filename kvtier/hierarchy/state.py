@@ -120,6 +120,7 @@ class State:
     def touch(self, rows: NDArray[np.int64]) -> None:
         """A chain, or what is there of it, was used."""
         masks = self.table.tiers[rows]
+        self.table.uses[rows] += 1
         for tier, order in self.policies.items():
             order.touch(rows[(masks >> tier & 1) > 0].tolist())
 

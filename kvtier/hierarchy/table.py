@@ -28,6 +28,7 @@ class BlockTable:
         tiers: bit `1 << TierNumber` for each tier that has it.
         created, used: seconds since the epoch.
         hits: how often it was leased.
+        uses: how often eviction was told that it was used.
         came: tier from which it was brought up for somebody who has not had it yet; 0 for none.
         tokens, codec: tokens in it and number of its codec; 0 when not known.
         space: number of the keyspace that it belongs to, see `space_number`.
@@ -52,6 +53,7 @@ class BlockTable:
         self.created = np.zeros(GROWTH, np.float64)
         self.used = np.zeros(GROWTH, np.float64)
         self.hits = np.zeros(GROWTH, np.int64)
+        self.uses = np.zeros(GROWTH, np.int64)
         self.came = np.zeros(GROWTH, np.uint8)
         self.tokens = np.zeros(GROWTH, np.int64)
         self.codec = np.zeros(GROWTH, np.uint16)

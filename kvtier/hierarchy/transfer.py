@@ -42,6 +42,7 @@ class Held:
         offset, nbytes: of the payload in the arena.
         tiers: mask of the tiers that had it when it was pinned.
         life: of its row in the table.
+        uses: of it until then.
     """
 
     key: bytes
@@ -49,6 +50,7 @@ class Held:
     nbytes: int
     tiers: int
     life: int
+    uses: int
 
 
 @contextmanager
@@ -60,7 +62,14 @@ def pinned(state: State, rows: Sequence[int]) -> Iterator[list[Held]]:
         offsets = table.offset[np.array(here, np.int64)]
         state.cpu.pool.retain(offsets)
         held = [
-            Held(table.keys[row], offset, int(table.nbytes[row]), int(table.tiers[row]), int(table.life[row]))
+            Held(
+                table.keys[row],
+                offset,
+                int(table.nbytes[row]),
+                int(table.tiers[row]),
+                int(table.life[row]),
+                int(table.uses[row]),
+            )
             for row, offset in zip(here, offsets.tolist(), strict=True)
         ]
     try:

@@ -72,6 +72,22 @@ class TestWatermark:
             session.release(matched.lease)
             host.check()
 
+    def test_what_is_used_meanwhile_stays(self):
+        with Host(blocks=20, limits=PLENTY) as host:
+            session = host.session()
+            save(session, range(8))
+            reached, go_on, hook = held()
+            host.nvme.hooks["write"] = hook
+            rows = [host.state.table.rows[key] for key in keys(range(7, -1, -1))]
+            thread = threading.Thread(target=host.mover.demote, args=(rows,))
+            thread.start()
+            assert reached.wait(10.0)
+            session.release(session.match(keys(range(4)), 0.0).lease)
+            go_on.set()
+            thread.join()
+            assert [seed for seed in range(8) if "cpu" in host.tiers_of(seed)] == list(range(4))
+            host.check()
+
     def test_a_child_that_comes_meanwhile_keeps_its_parents(self):
         with Host(blocks=20, limits=PLENTY) as host:
             session = host.session()
