@@ -1,0 +1,1 @@
+"""The tier that is other hosts."""
