@@ -171,15 +171,15 @@ class Mover:
     def _bring(self, keys: list[bytes], tier: TierNumber) -> int:
         state = self._state
         with state.lock:
-            state.link(state.table.prefix(keys))
+            known = state.table.prefix(keys)
+            state.link(known)
+            # Who asks for blocks is about to use them: what is here already must not make room for the rest.
+            state.touch(known)
             staging = self.stager.stage(keys)
         if staging is not None:
             staging.done.result()
         if tier is TierNumber.GPU and tier in state.tiers:
             self._promote(keys)
-        with state.lock:
-            # Who asks for blocks is about to use them: they are not the next to leave.
-            state.touch(state.table.prefix(keys))
         return sum(self._has(key, tier) for key in keys)
 
     def _pin(self, keys: list[bytes], seconds: float, owner: str, share: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -577,3 +578,13 @@ def test_what_was_asked_for_is_not_the_next_to_leave():
         assert session.prefetch(keys([1, 2]), TierNumber.CPU).result(5) == 2
         victims = host.state.policies[TierNumber.CPU].victims(2 * SLOT_NBYTES, lambda _: False)
         assert [host.state.table.keys[row] for row in victims] == keys([4, 3])
+
+
+def test_what_is_here_already_does_not_make_room_for_the_rest():
+    with Host(blocks=8, limits=replace(PLENTY, high=1.0, low=1.0)) as host:
+        session = host.session()
+        save(session, range(4))
+        assert session.move(keys([2, 3]), NVME, 5.0) == 2
+        save(session, range(10, 16))
+        assert session.prefetch(keys(range(4)), CPU).result(5) == 4
+        assert all("cpu" in host.tiers_of(seed) for seed in range(4))
