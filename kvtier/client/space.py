@@ -18,7 +18,7 @@ from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, SessionError, UsageError
 from kvtier.hierarchy.answers import Matched
 from kvtier.rpc.protocol import LONGEST_WAIT
-from kvtier.tiers.base import TierNumber
+from kvtier.tiers.base import OWN, TierNumber
 
 T = TypeVar("T")
 
@@ -241,11 +241,11 @@ def tier_number(name: str) -> TierNumber:
     Raises:
         ConfigError: there is no such tier.
     """
+    known = {tier.name.lower(): tier for tier in OWN}
     try:
-        return TierNumber[name.upper()]
+        return known[name.lower()]
     except KeyError:
-        known = ", ".join(tier.name.lower() for tier in TierNumber)
-        raise ConfigError(f"no tier {name!r}; use one of {known}") from None
+        raise ConfigError(f"no tier {name!r}; use one of {', '.join(known)}") from None
 
 
 def _seconds(wait: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvtier.errors import ClosedError, TierUnavailable
 from kvtier.hierarchy.state import State
-from kvtier.tiers.base import Tier, TierNumber, TierUsage
+from kvtier.tiers.base import OWN, Tier, TierNumber, TierUsage
 
 HELD = 16
 """Leases, reservations and pins that are shown, the oldest first."""
@@ -23,7 +23,7 @@ def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
 
     def describe(row: int) -> dict[str, Any]:
         return {
-            "tiers": [_name(tier) for tier in TierNumber if table.has(row, tier)],
+            "tiers": [_name(tier) for tier in OWN if table.has(row, tier)],
             "nbytes": int(table.nbytes[row]),
             "codec": int(table.codec[row]),
             "created": float(table.created[row]),
@@ -34,13 +34,13 @@ def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
 
     with state.lock:
         rows = map(state.row, keys)
-        return [None if row is None else describe(row) for row in rows]
+        return [None if row is None or table.keys[row] in state.abroad else describe(row) for row in rows]
 
 
 def status(state: State) -> dict[str, Any]:
     """Tiers, counters, sessions and index of this host, as plain values."""
     now = state.clock()
-    usages = {number: _usage(tier) for number, tier in state.tiers.items()}
+    usages = {number: _usage(tier) for number, tier in state.tiers.items() if number in OWN}
     with state.lock:
         masks = state.table.tiers[list(state.table.rows.values())] if state.table.rows else np.zeros(0, np.uint8)
         usages[TierNumber.CPU] = state.cpu.usage()
@@ -58,7 +58,7 @@ def status(state: State) -> dict[str, Any]:
                 }
                 for number, usage in sorted(usages.items())
             ],
-            "blocks": len(state.table),
+            "blocks": len(state.table) - len(state.abroad),
             "sessions": len(state.ledger.sessions),
             "leases": len(state.ledger.leases),
             "leased_nbytes": sum(h.leased_nbytes for h in state.ledger.sessions.values()),

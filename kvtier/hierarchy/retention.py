@@ -12,7 +12,7 @@ import numpy as np
 from kvtier.block import slot_nbytes
 from kvtier.hierarchy.ledger import Pin
 from kvtier.hierarchy.state import State
-from kvtier.tiers.base import TierNumber
+from kvtier.tiers.base import OWN, TierNumber
 
 
 def pin(state: State, keys: Sequence[bytes], seconds: float, owner: str, share: float) -> int:
@@ -62,8 +62,9 @@ def drop(state: State, keys: Sequence[bytes], why: str) -> list[bytes]:
 
     Their tiers must be told to forget them (`transfer.forget`); until then nobody saves them anew.
     """
+    state.reclaim(keys)
     gone = [key for key in dict.fromkeys(keys) if state.row(key) is not None]
-    for tier in reversed(TierNumber):
+    for tier in reversed(OWN):
         state.leave(state.rows(gone), tier, why)
     unpin(state, gone)
     state.forgetting.update(gone)
@@ -76,7 +77,7 @@ def of_space(state: State, space: bytes) -> list[bytes]:
     """All blocks of one keyspace."""
     table = state.table
     rows = np.fromiter(table.rows.values(), np.int64, len(table))
-    keys: list[bytes] = [table.keys[row] for row in rows[table.space[rows] == table.space_number(space)].tolist()]
+    keys: list[bytes] = [table.keys[row] for row in rows[table.space[rows] == table.known_space(space)].tolist()]
     return keys
 
 

@@ -36,6 +36,7 @@ def reserve(
     booked = Reservation(session, [], [], [], [], [], ancestor, list(keys[start:]), now)
     reason = ""
     with state.lock:
+        state.reclaim(booked.asked)
         budget = limits.session_reserved - state.ledger.of(session).reserved_nbytes
         known = state.table.prefix(keys)
         state.touch(known)
@@ -90,6 +91,7 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
             return [False] * len(written)
         if len(sound) < len(said):
             state.stats.faults["bad_commit"] += len(said) - len(sound)
+        state.reclaim(booked.keys)
         placed: list[int] = []
         places: list[int] = []
         parents = [booked.ancestor, *booked.asked]

@@ -22,7 +22,7 @@ from kvtier.hierarchy.pace import Pace
 from kvtier.hierarchy.stats import Stats
 from kvtier.hierarchy.table import BlockTable
 from kvtier.index.base import Index
-from kvtier.tiers.base import Inventory, Tier, TierNumber
+from kvtier.tiers.base import OWN, Inventory, Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
 
@@ -68,6 +68,9 @@ class State:
         """Dropped blocks that a tier could not be told of because it was away."""
         self.watching: list[set[bytes]] = []
         """Sets that want to hear of every block that is dropped."""
+        self.abroad: dict[bytes, float] = {}
+        """Blocks that other hosts have and this one has not, and when that was heard: the rows that are in the tier
+        `PEER`, and in no other. Neither the index nor an inventory ever hears of them."""
         self.uncertain: Counter[TierNumber] = Counter()
         """Tiers that came back and have not been asked yet what they still have."""
         self.relieving = False
@@ -146,10 +149,22 @@ class State:
         entering = np.array(rows, np.int64)
         former = table.best_of(entering)
         table.tiers[entering] |= 1 << tier
+        self._settle(entering, tier)
         if order is not None:
             for row, nbytes in zip(rows, table.nbytes[entering].tolist(), strict=True):
                 order.insert(row, slot_nbytes(nbytes), table.parent_of(row))
-        self._tell(entering[(former == 0) | (former > tier)].tolist(), tier)
+        if tier is not TierNumber.PEER:
+            self._tell(entering[(former == 0) | (former > tier)].tolist(), tier)
+
+    def _settle(self, rows: NDArray[np.int64], tier: TierNumber) -> None:
+        """What this host has is not abroad."""
+        table, now = self.table, self.clock()
+        if tier is TierNumber.PEER:
+            self.abroad.update((table.keys[row], now) for row in rows.tolist())
+        elif self.abroad:
+            table.tiers[rows] &= ~np.uint8(1 << TierNumber.PEER)
+            for row in rows.tolist():
+                self.abroad.pop(table.keys[row], None)
 
     def leave(self, rows: Sequence[int], tier: TierNumber, why: str) -> None:
         """A tier no longer has these blocks; what no tier has any more is dropped."""
@@ -166,8 +181,11 @@ class State:
         if tier is TierNumber.CPU:
             self._free(here.tolist())
         best = table.best_of(here)
+        if tier is TierNumber.PEER:
+            self._unlearn(here.tolist())
+            return
         self._drop(here[best == 0].tolist(), why)
-        for now in TierNumber:
+        for now in OWN:
             self._tell(here[(best == now) & (former != now)].tolist(), now)
 
     def _free(self, rows: Sequence[int]) -> None:
@@ -181,12 +199,27 @@ class State:
 
     def _drop(self, rows: Sequence[int], why: str) -> None:
         """No tier has these blocks any more."""
+        gone = self._remove(rows)
+        if gone:
+            self.index.discard(gone)
+            self.stats.dropped[why] += len(gone)
+
+    def _unlearn(self, rows: Sequence[int]) -> None:
+        """It is known no more that other hosts have these."""
+        for key in self._remove(rows):
+            del self.abroad[key]
+
+    def _remove(self, rows: Sequence[int]) -> list[bytes]:
+        """Take rows out of the table; their keys."""
         for order in self.policies.values():
             for row in rows:
                 order.forget(row)
-        if rows:
-            self.index.discard([self.table.remove(row) for row in rows])
-            self.stats.dropped[why] += len(rows)
+        return [self.table.remove(row) for row in rows]
+
+    def reclaim(self, keys: Iterable[bytes]) -> None:
+        """These are this host's own now: what is heard of them abroad does not count."""
+        if self.abroad:
+            self.leave(self.rows(key for key in keys if key in self.abroad), TierNumber.PEER, "")
 
     def _tell(self, rows: Sequence[int], tier: TierNumber) -> None:
         """Let the index know the tier that has these blocks."""
@@ -209,6 +242,7 @@ class State:
 
     def adopt_inventory(self, tier: TierNumber, inventory: Inventory, dropped: Set[bytes] = frozenset()) -> None:
         """A tier has these blocks, but for what was dropped; those that the table does not know are new."""
+        self.reclaim(inventory.keys)
         entering, new = [], []
         sizes = inventory.records["nbytes"].tolist()
         for i, key in enumerate(inventory.keys):
@@ -227,7 +261,8 @@ class State:
     def inventory(self) -> list[tuple[bytes, int, int]]:
         """All blocks as (key, best tier, payload bytes), for the index."""
         table = self.table
-        return [(key, table.best(row), int(table.nbytes[row])) for key, row in table.rows.items()]
+        here = ((key, row) for key, row in table.rows.items() if key not in self.abroad)
+        return [(key, table.best(row), int(table.nbytes[row])) for key, row in here]
 
     def end(self, lease: Lease) -> None:
         """Let go of what a lease, which was struck out, held."""

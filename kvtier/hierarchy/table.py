@@ -117,6 +117,10 @@ class BlockTable:
         """A number for a keyspace, the same every time."""
         return self._spaces.setdefault(space, len(self._spaces))
 
+    def known_space(self, space: bytes) -> int:
+        """Its number; -1 for a keyspace that no block is of."""
+        return self._spaces.get(space, -1)
+
     def parent_of(self, row: int) -> int | None:
         """Row of the block before it, if that is still known."""
         parent = int(self.parent[row])

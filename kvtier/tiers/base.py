@@ -15,11 +15,16 @@ from kvtier.errors import CorruptPayload
 
 
 class TierNumber(IntEnum):
-    """Tiers as they travel and as the index stores them."""
+    """Tiers as they travel and as the index stores them; it never stores `PEER`, which is all other hosts."""
 
     GPU = 1
     CPU = 2
     NVME = 3
+    PEER = 4
+
+
+OWN = (TierNumber.GPU, TierNumber.CPU, TierNumber.NVME)
+"""The tiers of a host itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,4 +39,5 @@ def flush(hierarchy: Hierarchy, seconds: float, clock: Callable[[], float] = tim
 def _unwritten(hierarchy: Hierarchy) -> list[bytes]:
     state = hierarchy.state
     with state.lock:
-        return [key for key, row in state.table.rows.items() if not state.table.has(row, TierNumber.NVME)]
+        rows = ((key, row) for key, row in state.table.rows.items() if key not in state.abroad)
+        return [key for key, row in rows if not state.table.has(row, TierNumber.NVME)]

@@ -25,7 +25,7 @@ from kvtier.rpc.channel import status_of
 from kvtier.rpc.conversions import unpack_keys, unpack_numbers
 from kvtier.rpc.kvtier_pb2_grpc import DoorServicer
 from kvtier.rpc.protocol import LONGEST_WAIT, PROTOCOL, SESSIONS, client_lock
-from kvtier.tiers.base import TierNumber
+from kvtier.tiers.base import OWN, TierNumber
 from kvtier_services.gateway.guests import Guest
 
 _log = logging.getLogger(__name__)
@@ -316,7 +316,6 @@ async def _result(future: Future[T]) -> T:
 
 
 def _tier(number: int) -> TierNumber:
-    try:
-        return TierNumber(number)
-    except ValueError:
-        raise UsageError(f"there is no tier {number}") from None
+    if number not in OWN:
+        raise UsageError(f"there is no tier {number} to bring blocks to")
+    return TierNumber(number)
