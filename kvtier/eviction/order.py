@@ -41,20 +41,21 @@ class Order:
         self._ranks: NDArray[np.float64] = np.empty(0)
         self._horizon = -np.inf
         self._below: list[NDArray[np.int64]] = []
+        self._waiting = 0
 
     def put(self, row: int, rank: float) -> None:
         """A row has this rank now."""
         self._rank = grown(self._rank, row, ABSENT)
         self._rank[row] = rank
         if rank <= self._horizon:
-            self._below.append(np.array([row], np.int64))
+            self._put_below(np.array([row], np.int64))
 
     def put_all(self, rows: NDArray[np.int64], ranks: NDArray[np.float64]) -> None:
         """Rows that were put here before have these ranks now."""
         self._rank[rows] = ranks
         low = ranks <= self._horizon
         if low.any():
-            self._below.append(rows[low])
+            self._put_below(rows[low])
 
     def rank(self, row: int) -> float:
         """Of a row; `ABSENT` when it is not here."""
@@ -82,12 +83,19 @@ class Order:
             yield rows[right].tolist()
             at, step = at + len(rows), 2 * step
 
+    def _put_below(self, rows: NDArray[np.int64]) -> None:
+        self._below.append(rows)
+        self._waiting += len(rows)
+        if self._waiting > len(self._rank):  # nobody walks, as in a tier that never fills
+            self._merge()
+
     def _merge(self) -> None:
         """Sort into the run what was put below the horizon."""
         if not self._below:
             return
         rows = np.unique(np.concatenate(self._below))
         self._below.clear()
+        self._waiting = 0
         ranks = self._rank[rows]
         near = ranks <= self._horizon
         rows, ranks = rows[near], ranks[near]

@@ -63,3 +63,16 @@ def test_a_row_that_goes_and_comes_back_at_its_rank_does_not_pile_up():
         assert next(order.walk())[:4] == [0, 1, 2, 3]
     assert walked(order) == list(range(2000))
     assert len(order._rows) <= 2 * len(order._rank)
+
+
+def test_what_nobody_walks_does_not_pile_up():
+    """A tier that never fills asks for no victims; its blocks are used all the same."""
+    order, rows = Order(), np.arange(100)
+    for row in rows.tolist():
+        order.put(row, 1000.0 + row)
+    assert walked(order) == rows.tolist()
+    for turn in range(500):
+        order.put_all(rows, np.arange(100.0) + turn / 1000)
+        order.put(turn % 100, -1.0 - turn)
+    assert sum(map(len, order._below)) <= len(order._rank)
+    assert walked(order)[0] == 99
