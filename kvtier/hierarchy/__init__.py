@@ -19,6 +19,7 @@
     transfer    copies between the arena and the other tiers
     state       all that is known, and the few ways in which it changes
     stats       plain counters
+    news        what changed in the tiers, for those who follow a host from outside
 
 One lock guards table, pool, policies and ledger; it is held for arithmetic only, never for I/O. Whatever a background
 thread copies it pins first (a slot reference), so nobody needs the lock while bytes move. The rules of eviction:

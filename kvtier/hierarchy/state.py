@@ -18,6 +18,7 @@ from kvtier.eviction.registry import policy
 from kvtier.hierarchy.device import DeviceSlots
 from kvtier.hierarchy.ledger import Lease, Ledger
 from kvtier.hierarchy.limits import Rules
+from kvtier.hierarchy.news import News
 from kvtier.hierarchy.pace import Pace
 from kvtier.hierarchy.stats import Stats
 from kvtier.hierarchy.table import BlockTable
@@ -66,6 +67,8 @@ class State:
         self.pace = Pace()
         self.owed: dict[TierNumber, set[bytes]] = {tier: set() for tier in self.tiers}
         """Dropped blocks that a tier could not be told of because it was away."""
+        self.news: News | None = None
+        """For those who follow this host from outside; None when nobody may."""
         self.watching: list[set[bytes]] = []
         """Sets that want to hear of every block that is dropped."""
         self.abroad: dict[bytes, float] = {}
@@ -153,6 +156,8 @@ class State:
         if order is not None:
             for row, nbytes in zip(rows, table.nbytes[entering].tolist(), strict=True):
                 order.insert(row, slot_nbytes(nbytes), table.parent_of(row))
+        if self.news is not None:
+            self.news.entered(entering, tier)
         if tier is not TierNumber.PEER:
             self._tell(entering[(former == 0) | (former > tier)].tolist(), tier)
 
@@ -173,6 +178,8 @@ class State:
         here = asked[(table.tiers[asked] >> tier & 1) > 0]
         if not len(here):
             return
+        if self.news is not None:
+            self.news.left(here, tier)
         former = table.best_of(here)
         table.tiers[here] &= ~np.uint8(1 << tier)
         if order is not None:
