@@ -1,12 +1,15 @@
-"""How much memory this process may still take."""
+"""This machine: its name, and how much memory a process of it may still take."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+HOST_ENV = "KVTIER_HOST"
 PROC = Path("/proc")
 NO_LIMIT = 1 << 60
 """What version 1 of control groups says where there is no limit is about 2**63."""
@@ -25,6 +28,11 @@ class Room:
     nbytes: int
     found: str
     fix: str
+
+
+def host_name() -> str:
+    """Name of this host: $KVTIER_HOST, for several hosts on one machine, else the machine's own."""
+    return os.environ.get(HOST_ENV) or socket.gethostname()
 
 
 def memory(proc: Path = PROC) -> Room:

@@ -21,6 +21,11 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Part = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
+def folder(path: str) -> Path:
+    """A folder that a file names, absolute; "{host}" in it stands for the host's name."""
+    return Path(path.replace("{host}", machine.host_name())).expanduser().absolute()
+
+
 def _default_run_dir() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return str(Path(runtime, "kvtier") if runtime else Path(tempfile.gettempdir(), f"kvtier-{os.getuid()}"))
@@ -110,18 +115,18 @@ class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f'nvme.admission is {self.admission!r}; set it to "auto", "all" or "second"')
         if not self.folders:
             raise ConfigError("nvme.path is an empty list; name a folder, or set nvme.capacity to 0 for no NVMe tier")
-        folders = [Path(os.path.normpath(folder)) for folder in self.folders]
-        for number, folder in enumerate(folders):
+        folders = [Path(os.path.normpath(one)) for one in self.folders]
+        for number, one in enumerate(folders):
             for other in folders[:number]:
-                if folder.is_relative_to(other) or other.is_relative_to(folder):
-                    how = "names one folder twice" if folder == other else "has a folder inside another"
-                    raise ConfigError(f"nvme.path {how}: {other}, {folder}; name one folder on each device")
+                if one.is_relative_to(other) or other.is_relative_to(one):
+                    how = "names one folder twice" if one == other else "has a folder inside another"
+                    raise ConfigError(f"nvme.path {how}: {other}, {one}; name one folder on each device")
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """Of each device, absolute."""
         paths = (self.path,) if isinstance(self.path, str) else self.path
-        return tuple(Path(path).expanduser().absolute() for path in paths)
+        return tuple(folder(path) for path in paths)
 
 
 class GpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +159,9 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
     password_file: Annotated[
         str, Meta(description="File that holds the Redis password; else $KVTIER_REDIS_PASSWORD is used.")
     ] = ""
+    port: Annotated[
+        Port, Meta(description="Port of the Redis server that `kvtier up` starts, where ray.host is set; 0: any free.")
+    ] = 0
 
     def __post_init__(self) -> None:
         if re.search(r"//[^/@]*:[^/@]*@|[?&]password=", self.url):
@@ -175,7 +183,45 @@ class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description='host:port of a running Ray cluster to use; "" to start one for kvtier alone.'),
     ] = ""
+    host: Annotated[
+        str,
+        Meta(
+            description="This machine's address for other hosts. Set it on the first host of a fleet: then Ray, and "
+            'the Redis server that `kvtier up` starts, can be reached there by `kvtier join`; "" for a single host.'
+        ),
+    ] = ""
     port: Annotated[Port, Meta(description="Port of the Ray head that kvtier starts; 0 for any free one.")] = 0
+    storage: Annotated[
+        str,
+        Meta(
+            description="Where the Ray head that kvtier starts keeps what it knows, so that `kvtier up` starts it "
+            'again after its death without ending other hosts: "rocksdb", in run_dir; redis://host:port; "memory", '
+            'nowhere; "auto", rocksdb where ray.host is set.'
+        ),
+    ] = "auto"
+    labels: Annotated[
+        str,
+        Meta(
+            description="Ray nodes that get kvtier's actors: those with all these labels, as in \"kvtier.io/cache=true,"
+            'zone=a"; "" for every node.'
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        if self.storage not in ("auto", "memory", "rocksdb") and not re.fullmatch(r"redis://[^/@]+:\d+", self.storage):
+            raise ConfigError(
+                f'ray.storage is {self.storage!r}; set it to "auto", "memory", "rocksdb" or redis://host:port (without '
+                "a password: Ray would show it in the process list)"
+            )
+        for label in filter(None, self.labels.split(",")):
+            if not re.fullmatch(r"\s*[^=\s]+\s*=\s*[^=\s]*\s*", label):
+                raise ConfigError(f'ray.labels has {label!r}; write it as "name=value", several with commas between')
+
+    @property
+    def selected(self) -> dict[str, str]:
+        """The labels, by name."""
+        pairs = (label.partition("=") for label in self.labels.split(",") if label)
+        return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,8 +249,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: Annotated[
         str,
         Meta(
-            description="Folder of socket, state file and secrets; mode 0700. Default: $XDG_RUNTIME_DIR/kvtier, else "
-            "kvtier-UID in the temporary folder."
+            description="Folder of socket, state file and secrets; mode 0700. {host} in a folder stands for the host's "
+            "name. Default: $XDG_RUNTIME_DIR/kvtier, else kvtier-UID in the temporary folder."
         ),
     ] = field(default_factory=_default_run_dir)
     arena_dir: Annotated[
@@ -236,7 +282,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def socket(self) -> Path:
         """The host's door."""
-        return Path(self.run_dir).expanduser() / "door.sock"
+        return folder(self.run_dir) / "door.sock"
 
     @property
     def mode(self) -> int:

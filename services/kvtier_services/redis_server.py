@@ -1,13 +1,14 @@
 """A Redis server of kvtier's own, for hosts that have none configured.
 
-It listens on a Unix socket in the run folder (or, where that path is too long for a socket, on a loopback port), with a
-generated password that is in files of mode 0600 only. It keeps nothing on disk: the index is soft state.
+It listens on a Unix socket in the run folder (or, where that path is too long for a socket, on a loopback port), or
+where other hosts reach it; with a generated password that is in files of mode 0600 only. It keeps nothing on disk: the
+index is soft state.
 
 Out of memory it evicts (allkeys-lru). Refusing writes instead would stop the heartbeats too, and with them the whole
 index; an evicted entry is one miss, and what lookups and heartbeats touch stays.
 
     folder/redis.sock       socket, mode 0600
-    folder/redis.password   generated at each start
+    folder/redis.password   generated; one that is there already is kept, because other hosts have been given it
     folder/redis.conf       has the password too
     folder/redis.json       who runs: pid and start time, so that a reused pid is not taken for ours
     folder/redis.log
@@ -36,6 +37,7 @@ from kvtier.errors import ConfigError
 from kvtier.index.connect import RedisAddress
 
 NAMES = ("redis-server", "valkey-server")
+PASSWORD = "redis.password"  # noqa: S105 - a file's name
 SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
 START_TIME_SLACK = 0.1
 POLL = 0.005
@@ -89,11 +91,14 @@ def find_binary() -> Path:
     )
 
 
-def start(folder: Path, *, maxmemory: int = 0, deadline: float = 10.0) -> RedisProcess:
+def start(
+    folder: Path, *, listen: tuple[str, int] | None = None, maxmemory: int = 0, deadline: float = 10.0
+) -> RedisProcess:
     """Start the server of this run folder, detached, and wait until it answers; one that runs is returned as it is.
 
     Args:
         folder: made with mode 0700 when it is missing.
+        listen: address, and port (0 for a free one), where other hosts reach it; None for this host only.
         maxmemory: bytes it may use; 0 for no limit.
         deadline: seconds that it may take to answer.
 
@@ -106,15 +111,18 @@ def start(folder: Path, *, maxmemory: int = 0, deadline: float = 10.0) -> RedisP
     with _locked(folder):
         if server := running(folder):
             return server
+        fresh = not (folder / PASSWORD).exists()
         for attempt in range(STARTS):
             _sweep(folder)
-            server = _spawn(folder, binary, maxmemory)
+            server = _spawn(folder, binary, maxmemory, listen)
             try:
                 return _wait_until_it_answers(folder, server, time.monotonic() + deadline)
             except ConfigError:
                 _end(server, timeout=2.0)
                 _sweep(folder)
-                if server.url.startswith("unix") or attempt == STARTS - 1:
+                if fresh:
+                    (folder / PASSWORD).unlink(missing_ok=True)
+                if server.url.startswith("unix") or (listen and listen[1]) or attempt == STARTS - 1:
                     raise  # another try helps only where somebody took the port first
         raise AssertionError("unreachable")
 
@@ -137,18 +145,23 @@ def stop(folder: Path, *, timeout: float = 5.0) -> bool:
         if server:
             _end(server, timeout)
         _sweep(folder)
+        (folder / PASSWORD).unlink(missing_ok=True)
         return server is not None
 
 
-def _spawn(folder: Path, binary: Path, maxmemory: int) -> RedisProcess:
-    password = secrets.token_urlsafe(32)
+def _spawn(folder: Path, binary: Path, maxmemory: int, listen_at: tuple[str, int] | None) -> RedisProcess:
+    password = _password(folder)
     path = folder / "redis.sock"
     size = len(os.fsencode(path))
-    if size <= SOCKET_PATH_LIMIT:
+    if listen_at is not None:
+        address, port = listen_at[0], str(listen_at[1] or _free_port(listen_at[0]))
+        listen = {"port": port, "bind": address}
+        url, note = f"redis://{address}:{port}/0", ""
+    elif size <= SOCKET_PATH_LIMIT:
         listen = {"port": "0", "unixsocket": str(path), "unixsocketperm": "600"}
         url, note = f"unix://{quote(str(path))}", ""
     else:
-        port = str(_free_port())
+        port = str(_free_port("127.0.0.1"))
         listen = {"port": port, "bind": "127.0.0.1"}
         url = f"redis://127.0.0.1:{port}/0"
         note = (
@@ -166,7 +179,7 @@ def _spawn(folder: Path, binary: Path, maxmemory: int) -> RedisProcess:
         "maxmemory-policy": "allkeys-lru",
         "daemonize": "no",
     }
-    _write(folder / "redis.password", password.encode())
+    _write(folder / PASSWORD, password.encode())
     _write(folder / "redis.conf", "".join(f"{name} {_quoted(value)}\n" for name, value in config.items()).encode())
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -181,9 +194,7 @@ def _spawn(folder: Path, binary: Path, maxmemory: int) -> RedisProcess:
         raise ConfigError(f"{binary} does not run: {exc.strerror}") from exc
     finally:
         os.close(null)
-    server = RedisProcess(
-        pid, psutil.Process(pid).create_time(), url, str(folder / "redis.password"), str(binary), note=note
-    )
+    server = RedisProcess(pid, psutil.Process(pid).create_time(), url, str(folder / PASSWORD), str(binary), note=note)
     _write(folder / "redis.json", msgspec.json.encode(server))
     return server
 
@@ -246,7 +257,7 @@ def _end(server: RedisProcess, timeout: float) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    for name in ("redis.sock", "redis.json", "redis.password", "redis.conf", "redis.log"):
+    for name in ("redis.sock", "redis.json", "redis.conf", "redis.log"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -280,7 +291,20 @@ def _escaped(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
 
 
-def _free_port() -> int:
+def _free_port(address: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        try:
+            probe.bind((address, 0))
+        except OSError as exc:
+            raise ConfigError(
+                f"ray.host {address} is no address of this machine ({exc.strerror}); set it to one that it has"
+            ) from exc
         return int(probe.getsockname()[1])
+
+
+def _password(folder: Path) -> str:
+    """The one that is there, else a new one."""
+    with suppress(OSError):
+        if there := (folder / PASSWORD).read_text():
+            return there
+    return secrets.token_urlsafe(32)

@@ -4,38 +4,75 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtier.config import Config
+from kvtier.config.machine import host_name as host_name  # noqa: PLC0414 - the services' name for it
+from kvtier.config.schema import folder
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secret:
+    """A text that shows itself nowhere."""
+
+    text: str = ""
+
+    def __repr__(self) -> str:
+        return "Secret(***)" if self.text else "Secret()"
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One running kvtier. Every process that `kvtier up` starts gets the same one, and gets it again when it restarts.
 
+    They travel to other hosts inside Ray, which lets in whoever has its token; there each secret becomes a file that
+    only this user reads.
+
     Attributes:
         config: as it was when kvtier was started.
         redis_url: of the index; "local" for none.
-        redis_password_file: where its password is; empty for none or for the environment's.
+        redis_password: that every host is given; empty where each has `index.password_file` or needs none.
+        fleet_secret: by which hosts of this fleet know each other.
         up_host: name of the host that `kvtier up` ran on.
     """
 
     config: Config
     redis_url: str = "local"
-    redis_password_file: str = ""
+    redis_password: Secret = Secret()
+    fleet_secret: Secret = Secret()
     up_host: str = ""
+
+    @property
+    def redis_password_file(self) -> str:
+        """Where the password of the index's Redis is on this host; empty for none."""
+        if self.redis_password:
+            return str(self.run_dir / "redis.password")
+        return self.config.index.password_file
+
+    @property
+    def fleet_secret_file(self) -> Path:
+        """Where `fleet_secret` is on this host."""
+        return self.run_dir / "fleet.secret"
+
+    @property
+    def secrets(self) -> dict[Path, Secret]:
+        """What must be in which file before a host's processes work."""
+        files = {self.fleet_secret_file: self.fleet_secret, self.run_dir / "redis.password": self.redis_password}
+        return {file: secret for file, secret in files.items() if secret}
 
     @property
     def run_dir(self) -> Path:
         """Folder of the socket, the state file and secrets."""
-        return _absolute(self.config.run_dir)
+        return folder(self.config.run_dir)
 
     @property
     def arena_dir(self) -> Path:
         """Folder of the arena."""
-        return _absolute(self.config.arena_dir)
+        return folder(self.config.arena_dir)
 
     @property
     def nvme_dirs(self) -> dict[str, Path]:
@@ -84,12 +121,3 @@ class Settings:
         if gpu.device == "off" or not gpu.capacity or (gpu.device == "auto" and not gpus):
             return ""
         return "cuda:0" if gpu.device in ("auto", "cuda") else gpu.device
-
-
-def host_name() -> str:
-    """Name of this host, as the node table and the status have it."""
-    return socket.gethostname()
-
-
-def _absolute(path: str) -> Path:
-    return Path(path).expanduser().absolute()

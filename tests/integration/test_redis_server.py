@@ -154,3 +154,24 @@ def test_a_server_that_does_not_come_up_is_an_error_with_its_reason(folder, tmp_
     with pytest.raises(ConfigError, match="does not come up"):
         redis_server.start(folder)
     assert [path.name for path in folder.iterdir()] == ["redis.lock"]
+
+
+def test_one_for_a_fleet_is_the_same_after_its_death(folder):
+    server = redis_server.start(folder, listen=("127.0.0.2", 0))
+    port = int(server.url.rpartition(":")[2].partition("/")[0])
+    password = Path(server.password_file).read_text()
+    os.kill(server.pid, signal.SIGKILL)
+    os.waitpid(server.pid, 0)
+    again = redis_server.start(folder, listen=("127.0.0.2", port))
+    try:
+        assert again.url == server.url == f"redis://127.0.0.2:{port}/0"
+        assert Path(again.password_file).read_text() == password
+        assert again.address.client(1.0).ping()
+    finally:
+        redis_server.stop(folder)
+    assert [path.name for path in folder.iterdir()] == ["redis.lock"]
+
+
+def test_an_address_of_another_machine_is_said(folder):
+    with pytest.raises(ConfigError, match=r"ray\.host 203\.0\.113\.1 is no address of this machine"):
+        redis_server.start(folder, listen=("203.0.113.1", 0))

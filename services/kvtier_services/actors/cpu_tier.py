@@ -20,7 +20,7 @@ from kvtier.memory.arena import Arena
 from kvtier.memory.pinning import Pinner
 from kvtier.tiers.base import TierNumber
 from kvtier_services.actors.flush import flush
-from kvtier_services.actors.folders import make_folder, share_arena, sweep_arena
+from kvtier_services.actors.folders import make_folder, share_arena, sweep_arena, write_secret
 from kvtier_services.actors.hands import Hand, Hands, Held, status_of
 from kvtier_services.settings import Settings, host_name
 
@@ -193,6 +193,9 @@ class CpuTierActor:
     def _build(self) -> Hierarchy:
         settings, parts = self._settings, self._parts
         cpu, nvme = settings.config.cpu, settings.config.nvme
+        make_folder(settings.run_dir, "run_dir", settings.config.group)
+        for file, secret in settings.secrets.items():
+            write_secret(file, secret.text)
         make_folder(settings.arena_dir, "arena_dir", settings.config.group)
         arena = Arena.own(settings.arena_dir, int(cpu.capacity), mode=settings.config.mode, pin=self._pin)
         try:

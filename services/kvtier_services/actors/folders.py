@@ -42,6 +42,18 @@ def make_folder(folder: Path, what: str, group: str = "") -> None:
         raise ConfigError(f"{what} {folder} cannot be made: {exc.strerror}; set it to a folder of yours") from exc
 
 
+def write_secret(file: Path, text: str) -> None:
+    """Write a file that only this user reads, whole or not at all; one that says this already is left as it is."""
+    with suppress(OSError):
+        if file.read_text() == text:
+            return
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as out:
+        out.write(text)
+    part.replace(file)
+
+
 def share_arena(folder: Path, group: str) -> None:
     """Give the files of an arena that was just taken over to a group; nothing to do without one."""
     if not group:

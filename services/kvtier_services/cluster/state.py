@@ -26,6 +26,7 @@ class Running(msgspec.Struct, frozen=True):
         socket: the door.
         arena_dir: folder of the arena.
         redis: whether a Redis server was started.
+        redis_url: where it listens.
         address: of the Ray cluster; empty as long as there is none.
         head: the Ray head that was started; None when the cluster is the user's.
         ray_temp: temporary folder of that head.
@@ -42,6 +43,7 @@ class Running(msgspec.Struct, frozen=True):
     socket: str
     arena_dir: str
     redis: bool = False
+    redis_url: str = ""
     address: str = ""
     head: Process | None = None
     ray_temp: str = ""

@@ -8,18 +8,20 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace as changed
 
 from kvtier.config import Config
 from kvtier.errors import ConfigError, KVTierError
+from kvtier.index.connect import PASSWORD_ENV
 from kvtier_services import redis_server
 from kvtier_services.actors.folders import make_folder
 from kvtier_services.cluster import head, state
 from kvtier_services.cluster.down import Say, at_work, clean, is_alive
 from kvtier_services.cluster.process import Process
 from kvtier_services.cluster.state import Running
-from kvtier_services.settings import Settings, host_name
+from kvtier_services.settings import Secret, Settings, host_name
 
 READY_SECONDS = 120.0
 """Seconds that the actors of all hosts may take to start, opening a large store included."""
@@ -56,7 +58,7 @@ def up(config: Config, *, source: str = "", say: Say = lambda _: None) -> Starte
         ConfigError: it cannot work; what had been started was ended again.
     """
     began = time.monotonic()
-    settings = Settings(config, up_host=host_name())
+    settings = Settings(config, fleet_secret=Secret(secrets.token_hex(32)), up_host=host_name())
     make_folder(settings.run_dir, "run_dir", config.group)
     with at_work(settings):
         notes: list[str] = []
@@ -128,11 +130,16 @@ class _Notebook:
 def _start_index(settings: Settings, notebook: _Notebook, say: Say) -> Settings:
     index = settings.config.index
     if index.url != "embedded":
-        return replace(settings, redis_url=index.url, redis_password_file=index.password_file)
+        spoken = "" if index.password_file else os.environ.get(PASSWORD_ENV, "")
+        return replace(settings, redis_url=index.url, redis_password=Secret(spoken))
     say("starting Redis")
     notebook.write(redis=True)
-    server = redis_server.start(settings.run_dir)
-    return replace(settings, redis_url=server.url, redis_password_file=server.password_file)
+    host = settings.config.ray.host
+    server = redis_server.start(settings.run_dir, listen=(host, index.port) if host else None)
+    notebook.write(redis_url=server.url)
+    return replace(
+        settings, redis_url=server.url, redis_password=Secret(Path(server.password_file).read_text(encoding="utf-8"))
+    )
 
 
 def _start_ray(settings: Settings, notebook: _Notebook, say: Say) -> None:
@@ -181,6 +188,8 @@ def enter(running: Running) -> None:
 def _repair(running: Running, settings: Settings) -> list[str]:
     """Start again what a running kvtier lost and nobody else restarts."""
     if running.redis and redis_server.running(settings.run_dir) is None:
-        redis_server.start(settings.run_dir)
+        place = urlsplit(running.redis_url)
+        listen = (place.hostname, place.port or 0) if place.scheme == "redis" and place.hostname else None
+        redis_server.start(settings.run_dir, listen=listen)
         return ["its Redis server was gone and was started again"]
     return []

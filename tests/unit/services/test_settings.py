@@ -7,13 +7,37 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.config import Config, GpuConfig, NvmeConfig, Size
-from kvtier_services.settings import Settings
+from kvtier.config import Config, GpuConfig, IndexConfig, NvmeConfig, Size
+from kvtier_services.settings import Secret, Settings, host_name
 
 
-def test_they_travel():
-    settings = Settings(Config(run_dir="/run/x"), "redis://h", "/secret", "box")
-    assert pickle.loads(pickle.dumps(settings)) == settings
+def test_they_travel_and_show_no_secret():
+    settings = Settings(Config(run_dir="/run/x"), "redis://h", Secret("hidden"), Secret("veiled"), "box")
+    there = pickle.loads(pickle.dumps(settings))
+    assert there == settings
+    assert {path: secret.text for path, secret in there.secrets.items()} == {
+        Path("/run/x/redis.password"): "hidden",
+        Path("/run/x/fleet.secret"): "veiled",
+    }
+    assert "hidden" not in f"{there!r} {there} {there.secrets}"
+    assert "veiled" not in f"{there!r} {there} {there.secrets}"
+
+
+def test_a_password_in_a_file_of_each_host_stays_there():
+    settings = Settings(Config(index=IndexConfig(password_file="/etc/secret")), "redis://h")
+    assert settings.redis_password_file == "/etc/secret"
+    assert settings.secrets == {}
+
+
+def test_hosts_on_one_machine_have_folders_of_their_own(monkeypatch):
+    config = Config(run_dir="/run/{host}", arena_dir="/shm/{host}", nvme=NvmeConfig(path="/disk/{host}"))
+    for name in ("a", "b"):
+        monkeypatch.setenv("KVTIER_HOST", name)
+        settings = Settings(config)
+        assert host_name() == name
+        assert settings.socket == config.socket == Path(f"/run/{name}/door.sock")
+        assert settings.arena_dir == Path(f"/shm/{name}")
+        assert settings.nvme_dirs == {"nvme": Path(f"/disk/{name}")}
 
 
 def test_paths_are_absolute_and_of_the_run_folder(monkeypatch):
