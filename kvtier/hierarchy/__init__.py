@@ -6,6 +6,8 @@
     cache       Hierarchy: what sessions call
     loading     the hot path of loads: match
     saving      the hot path of saves: reserve, commit
+    seeking     what other hosts have: looked up in the index
+    lending     what other hosts are lent, and what they offer
     retention   what stays longer than its turn and what goes before it: pins, expiry, dropping on request
     pace        how fast blocks come from each tier, and whether loading them is worth it
     limits      what one session may hold, the watermarks, and which rules choose
@@ -36,6 +38,10 @@ thread copies it pins first (a slot reference), so nobody needs the lock while b
 
 A load takes blocks as they come: a session's stream of matches gets what is there at once, and each batch of the rest
 as it lands, so that decoding overlaps reading.
+
+What this host does not know is looked up in the index, away from the lock, and what other live hosts have of it becomes
+rows of the tier PEER, staged like those of any other tier. Such a row is in no other tier; the index, inventories and
+saves do not see it, and it goes when its block is here, could not be fetched, or was not wanted for some seconds.
 
 Who has the GPU tier's memory attached is leased slots there, from what the table knows: that tier's process is asked
 nothing. It frees a slot only when told to remove the key, and for keys that are leased it is told later.

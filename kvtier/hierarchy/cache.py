@@ -6,15 +6,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as await_all
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from kvtier.block import slot_nbytes
 from kvtier.hierarchy import loading, report, retention, saving, stock, transfer
 from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.hierarchy.lending import Lending
 from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
 from kvtier.hierarchy.mover import Mover
+from kvtier.hierarchy.seeking import Sought
 from kvtier.hierarchy.state import Clock, State
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
@@ -26,6 +29,8 @@ __all__ = ["Hierarchy", "Limits", "Rules"]
 SETTLING = 1.0
 """Seconds after which a tier is told again what it is to forget."""
 LONGEST_PIN = 30 * 86_400.0
+LOOKUP = 0.03
+"""Seconds that a match which may wait, waits for a lookup; the index itself gives up sooner."""
 
 
 class Hierarchy:
@@ -56,6 +61,7 @@ class Hierarchy:
         self.limits = limits or Limits.of(arena.capacity)
         self.state = State(CpuTier(arena), tiers, index, clock, rules)
         self.mover = Mover(self.state, high=self.limits.high, low=self.limits.low)
+        self.lending = Lending(self.state, self.mover.stager, self.limits)
         self._writer_gone = writer_gone
         self._settled = 0.0
         with self.state.lock:
@@ -63,7 +69,15 @@ class Hierarchy:
                 self.state.take_inventory(tier)
             transfer.locate(self.state, list(self.state.table.rows) if TierNumber.GPU in tiers else [])
         self.mover.start(
-            [self._grow, self._absolve, self._republish, self._end_times, self._remove_unread, self._settle]
+            [
+                self._grow,
+                self._absolve,
+                self._republish,
+                self._end_times,
+                self._remove_unread,
+                self._settle,
+                self.mover.stager.seeker.sweep,
+            ]
         )
 
     def close(self) -> None:
@@ -99,6 +113,10 @@ class Hierarchy:
         """See `Session.match`; waits in the calling thread."""
         until = time.monotonic() + wait
         look = self.look(wish)
+        if (wait or wish.stream) and look.lookups:
+            self.release(look.matched.lease)
+            await_all(look.lookups, LOOKUP)
+            look = self.look(wish, look.sought)
         while (flight := look.staging) is not None and (news := look.news) is not None:
             left = until - time.monotonic()
             if left <= 0:
@@ -106,14 +124,17 @@ class Hierarchy:
             self.release(look.matched.lease)
             with suppress(TimeoutError):
                 news.result(left)
-            look = self.look(wish)
+            look = self.look(wish, look.sought)
             if flight.done.done():
                 break
         return self.settle(look)
 
-    def look(self, wish: Wish) -> Look:
-        """Lease what is in the arena and start staging the rest, without waiting and without counting."""
-        return loading.look(self.state, self.mover.stager, self.limits.session_leased, wish)
+    def look(self, wish: Wish, sought: Sought | None = None) -> Look:
+        """Lease what is in the arena and start staging the rest, without waiting and without counting.
+
+        What this host does not know is looked up in the background, unless a look before this one did: `sought`.
+        """
+        return loading.look(self.state, self.mover.stager, self.limits.session_leased, wish, sought)
 
     def settle(self, look: Look) -> Matched:
         """Count a look as the answer that was given."""

@@ -14,6 +14,9 @@ from kvtier.errors import SessionUnavailable
 
 T = TypeVar("T")
 
+PEERS = 1 << 32
+"""Sessions from this number on are other hosts that are lent blocks; a client's are below."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:

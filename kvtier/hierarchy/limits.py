@@ -15,6 +15,7 @@ class Limits:
         staging_reserve: part of the CPU tier that saves leave to blocks that come up from other tiers.
         high, low: watermarks of the CPU tier, as parts of its capacity.
         pinned: part of the CPU tier that `pin` may keep from eviction.
+        lent: part of the CPU tier that other hosts may be reading at once.
     """
 
     session_leased: int
@@ -23,6 +24,7 @@ class Limits:
     high: float = 0.9
     low: float = 0.8
     pinned: float = 0.25
+    lent: float = 0.25
 
     @classmethod
     def of(cls, capacity: int, *, high: float = 0.9, low: float = 0.8, pinned: float = 0.25) -> Limits:

@@ -13,6 +13,7 @@ from kvtier.block import PAGE
 from kvtier.hierarchy.answers import SLOT, Matched
 from kvtier.hierarchy.ledger import Lease
 from kvtier.hierarchy.pace import worth
+from kvtier.hierarchy.seeking import Sought
 from kvtier.hierarchy.staging import Stager, Staging
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
@@ -49,15 +50,19 @@ class Look:
         matched: the answer.
         staging: the flight that brings up more; None when there is nothing to wait for.
         wish: what was asked for.
+        step: done when some more of it has arrived than this look saw.
         rows: of the leased blocks.
         missed: blocks not leased, by reason.
+        sought: lookups of what other hosts have of the rest; their outcome is worth another look.
     """
 
     matched: Matched
     staging: Staging | None
+    step: Future[int] | None
     wish: Wish
     rows: NDArray[np.int64]
     missed: dict[str, int]
+    sought: Sought
 
     @property
     def news(self) -> Future[int] | None:
@@ -66,11 +71,25 @@ class Look:
             return None
         if not self.wish.stream:
             return self.staging.done
-        return self.staging.step if len(self.rows) <= self.wish.after else None
+        return self.step if len(self.rows) <= self.wish.after else None
+
+    @property
+    def lookups(self) -> tuple[Future[None], ...]:
+        """What one who can wait waits for first, so that it is told of all that there is; a few milliseconds."""
+        patient = not self.wish.stream or self.wish.first
+        return tuple(seek.done for seek in self.sought.seeks if not seek.done.done()) if patient else ()
 
 
-def look(state: State, stager: Stager, leasable: int, wish: Wish) -> Look:
-    """See `Hierarchy.look`; `leasable`: bytes that a session may have leased."""
+def look(state: State, stager: Stager, leasable: int, wish: Wish, sought: Sought | None = None) -> Look:
+    """See `Hierarchy.look`.
+
+    Args:
+        state: of the host.
+        stager: brings up what is not in the arena.
+        leasable: bytes that a session may have leased.
+        wish: what is asked for.
+        sought: of the look before this one; what other hosts have is looked up once.
+    """
     table, keys = state.table, wish.keys
     with state.lock:
         now = state.clock()
@@ -89,6 +108,10 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish) -> Look:
         if within == ready < len(rows):
             state.link(rows)
             staging = stager.stage([keys[i] for i in range(ready, len(rows)) if not inside[i]], asked=True)
+        step = staging.step if staging is not None else None
+        if sought is None:
+            seeks = wish.first and within == ready and present == len(known)
+            sought = stager.seeker.seek(keys[present:] if seeks else (), lambda: fetch(state, stager, wish))
         leased, slots, inside = rows[:within], np.empty(within, SLOT), inside[:within]
         slots["offset"] = np.where(inside, table.inside[leased], offsets[:within])
         slots["generation"] = np.where(inside, table.inside_generation[leased], table.generation[leased])
@@ -112,10 +135,22 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish) -> Look:
         "staging": waiting,
         "declined_recompute_cheaper": present - len(rows),
         "staging_refused": len(rows) - ready - waiting,
-        "absent": len(keys) - present,
+        sought.why: len(keys) - present,
     }
     matched = Matched(lease, slots, waiting, tiers, inside, state.device.epoch)
-    return Look(matched, staging, wish, leased, missed)
+    return Look(matched, staging, step, wish, leased, missed, sought)
+
+
+def fetch(state: State, stager: Stager, wish: Wish) -> None:
+    """Bring up what was found of a chain, whether or not somebody waits for it."""
+    with state.lock:
+        now = state.clock()
+        rows = state.table.prefix(wish.keys)
+        rows = rows[: state.table.alive(rows, now)]
+        rows = rows[: _worth(state, wish, rows, now)]
+        away = np.flatnonzero((state.table.offset[rows] < 0) & ~state.device.readable(rows, wish.device))
+        state.link(rows)
+        stager.stage([wish.keys[i] for i in away.tolist()], asked=True)
 
 
 def count(state: State, look: Look) -> None:
@@ -148,6 +183,8 @@ def _worth(state: State, wish: Wish, rows: NDArray[np.int64], now: float) -> int
     # Slots decode at the CPU tier's pace, wherever their blocks come from.
     each = slowness[TierNumber.CPU] + np.where(here, 0.0, slowness[table.best_of(rows)])
     tokens = table.tokens[rows]
+    # What other hosts have is like what is before it in the chain.
+    tokens = np.where((tokens == 0) & (table.best_of(rows) == TierNumber.PEER), tokens.max(), tokens)
     return worth(tokens, np.where(tokens > 0, table.nbytes[rows] * each, 0.0), wish.prefill)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvtier.errors import ClosedError, TierUnavailable
+from kvtier.hierarchy.ledger import PEERS
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import OWN, Tier, TierNumber, TierUsage
 
@@ -59,7 +60,7 @@ def status(state: State) -> dict[str, Any]:
                 for number, usage in sorted(usages.items())
             ],
             "blocks": len(state.table) - len(state.abroad),
-            "sessions": len(state.ledger.sessions),
+            "sessions": sum(number < PEERS for number in state.ledger.sessions),
             "leases": len(state.ledger.leases),
             "leased_nbytes": sum(h.leased_nbytes for h in state.ledger.sessions.values()),
             "reservations": len(state.ledger.reservations),

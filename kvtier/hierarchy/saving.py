@@ -127,6 +127,8 @@ def staging_nbytes(state: State, limits: Limits) -> int:
 
 def _refusal(state: State, size: int, budget: int, kept: int, *, first: bool) -> str:
     """Why a block gets no slot; a session that holds none may have one of any size."""
+    if state.draining:
+        return "draining"
     if slot_nbytes(size) > state.cpu.pool.capacity - kept:
         return "too_large"
     if slot_nbytes(size) > budget and not first:

@@ -6,8 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy as np
 from kvtier.block import slot_nbytes
 from kvtier.hierarchy import transfer
 from kvtier.hierarchy.room import choose
+from kvtier.hierarchy.seeking import Seeker
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
 
@@ -24,8 +23,9 @@ FIRST_NBYTES, STAGED_NBYTES = 4 << 20, 16 << 20
 """Bytes of its first batch and of the others: who waits begins to decode when the first is there."""
 FLIGHTS = 256
 """Requests that may wait for staging; what is in other tiers is not there for more of them."""
-PATIENCE = 30.0
-"""Seconds that a flight waits for one that it depends on."""
+PEER_FLIGHTS = 64
+"""The same for what other hosts have: hosts that answer slowly must not take the places of the disk's flights."""
+PEER_THREADS = 4
 
 
 def _running() -> Future[int]:
@@ -42,29 +42,72 @@ class Staging:
     Attributes:
         step: done when some more have arrived, or it is over; another one takes its place.
         done: how many arrived, when all are there or given up.
+        legs: what must end before it is over: its own, and the flights that bring some of the blocks already.
+        keys: of the blocks that it brings itself.
+        pins: slots of those that arrived, held until it is over.
+        followers: flights that wait for this one.
     """
 
     step: Future[int] = field(default_factory=_running)
     done: Future[int] = field(default_factory=_running)
+    legs: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    pins: list[int] = field(default_factory=list)
+    followers: list[Staging] = field(default_factory=list)
+
+
+def _steps(staging: Staging) -> list[Future[int]]:
+    """The futures of those who wait for this flight, directly or not; others take their places."""
+    flights = {staging: None}
+    queue = [staging]
+    while queue:
+        new = [one for one in queue.pop().followers if one not in flights]
+        flights.update(dict.fromkeys(new))
+        queue += new
+    steps = [flight.step for flight in flights]
+    for flight in flights:
+        flight.step = _running()
+    return steps
+
+
+class _Crew:
+    """The threads for what comes from some tiers."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.legs = ThreadPoolExecutor(threads, f"kvtier-stage{name}")
+        self.fetchers = ThreadPoolExecutor(threads * AHEAD, f"kvtier-fetch{name}")
+
+    def close(self) -> None:
+        self.legs.shutdown(wait=True)
+        self.fetchers.shutdown(wait=True)
 
 
 class Stager:
-    """Brings blocks up; one flight a key: what is on its way already is waited for, not fetched again."""
+    """Brings blocks up; one flight a key: what is on its way already is waited for, not fetched again.
+
+    A flight has a leg for what comes from tiers of this host and one for what comes from other hosts, on threads of
+    their own; no thread waits for another flight.
+
+    Attributes:
+        seeker: looks up what other hosts have.
+    """
 
     def __init__(self, state: State, demote: Callable[[Sequence[int]], int], *, threads: int = 2) -> None:
         self._state = state
         self._demote = demote
         self._flights: dict[bytes, Staging] = {}
-        self._threads = ThreadPoolExecutor(threads, "kvtier-stage")
-        self._fetchers = ThreadPoolExecutor(threads * AHEAD, "kvtier-fetch")
-        self._waiting = 0
+        self._own = _Crew("", threads)
+        self._abroad = _Crew("-peer", PEER_THREADS) if TierNumber.PEER in state.tiers else self._own
+        self.seeker = Seeker(state, self._flights.__contains__)
+        self._waiting = self._waiting_abroad = 0
         self._closing = False
 
     def close(self) -> None:
         """Stop; batches under way end first, and no flight is left pending."""
         self._closing = True
-        self._threads.shutdown(wait=True)
-        self._fetchers.shutdown(wait=True)
+        self.seeker.close()
+        self._own.close()
+        self._abroad.close()
 
     def drain(self) -> None:
         """Wait until nothing is flying."""
@@ -94,7 +137,8 @@ class Stager:
             asked: somebody wants to read them and will be told where they came from.
         """
         state = self._state
-        wanted: dict[bytes, TierNumber] = {}
+        own: dict[bytes, TierNumber] = {}
+        abroad: dict[bytes, TierNumber] = {}
         others: dict[Staging, None] = {}
         for key in keys:
             row = state.row(key)
@@ -103,42 +147,81 @@ class Stager:
             if key in self._flights:
                 others[self._flights[key]] = None
             else:
-                wanted[key] = TierNumber(state.table.best(row))
-        if not wanted and len(others) < 2:
+                tier = TierNumber(state.table.best(row))
+                (abroad if tier is TierNumber.PEER else own)[key] = tier
+        if self._waiting_abroad >= PEER_FLIGHTS:
+            abroad = {}
+        if not own and not abroad and len(others) < 2:
             return next(iter(others), None)
         if self._waiting >= FLIGHTS:
             return None
+        return self._take_off(own, abroad, list(others), asked)
+
+    def _take_off(
+        self,
+        own: dict[bytes, TierNumber],
+        abroad: dict[bytes, TierNumber],
+        others: list[Staging],
+        asked: bool,  # noqa: FBT001
+    ) -> Staging:
+        staging = Staging(legs=1)
         self._waiting += 1
-        staging = Staging()
-        self._flights.update(dict.fromkeys(wanted, staging))
-        try:
-            self._threads.submit(self._fly, staging, wanted, list(others), asked)
-        except RuntimeError:  # closed meanwhile
-            self._land(staging, wanted, [])
+        for crew, wanted in ((self._own, own), (self._abroad, abroad)):
+            if not wanted:
+                continue
+            staging.legs += 1
+            staging.keys += wanted
+            self._flights.update(dict.fromkeys(wanted, staging))
+            self._waiting_abroad += wanted is abroad
+            try:
+                crew.legs.submit(self._fly, crew, staging, wanted, asked)
+            except RuntimeError:  # closed meanwhile
+                self._waiting_abroad -= wanted is abroad
+                staging.legs -= 1
+        staging.legs += len(others)
+        for other in others:
+            other.followers.append(staging)
+            other.done.add_done_callback(lambda _: self._end_leg(staging))
+        self._end_leg(staging)
         return staging
 
-    def _fly(self, staging: Staging, wanted: dict[bytes, TierNumber], others: list[Staging], asked: bool) -> None:  # noqa: FBT001
-        pins: list[int] = []
-        began = time.perf_counter()
+    def _fly(self, crew: _Crew, staging: Staging, wanted: dict[bytes, TierNumber], asked: bool) -> None:  # noqa: FBT001
+        nbytes, began = 0, time.perf_counter()
         try:
-            for arrived in self._arrivals(wanted, asked=asked):
-                pins += arrived
-                step, staging.step = staging.step, _running()
-                step.set_result(len(pins))
-            self._observe(wanted, pins, time.perf_counter() - began)
-            for other in others:
-                with suppress(FutureTimeout):
-                    other.done.result(PATIENCE)
+            for arrived in self._arrivals(crew, wanted, asked=asked):
+                with self._state.lock:
+                    nbytes += sum(map(self._state.cpu.pool.size_class, arrived))
+                    staging.pins += arrived
+                    steps = _steps(staging)
+                for step in steps:
+                    step.set_result(len(arrived))
+            self._observe(wanted, nbytes, time.perf_counter() - began)
         except Exception:  # noqa: BLE001 - a flight that fails is a miss for those who wait
             self._failed()
         finally:
-            self._land(staging, wanted, pins)
+            with self._state.lock:
+                self._waiting_abroad -= TierNumber.PEER in wanted.values()
+            self._end_leg(staging)
+
+    def _end_leg(self, staging: Staging) -> None:
+        """One of the things that a flight waits for is over; with the last one, it is."""
+        with self._state.lock:
+            staging.legs -= 1
+            if staging.legs:
+                return
+            self._waiting -= 1
+            for key in staging.keys:
+                del self._flights[key]
+            self._state.cpu.pool.release(np.array(staging.pins, np.int64))
+            step = staging.step
+        staging.done.set_result(len(staging.pins))
+        step.set_result(len(staging.pins))
 
     def _failed(self) -> None:
         with self._state.lock:
             self._state.stats.faults["staging_error"] += 1
 
-    def _arrivals(self, wanted: dict[bytes, TierNumber], *, asked: bool) -> Iterator[list[int]]:
+    def _arrivals(self, crew: _Crew, wanted: dict[bytes, TierNumber], *, asked: bool) -> Iterator[list[int]]:
         """Slots that batches have arrived in, until one is not whole; another one is under way meanwhile."""
         flying: deque[tuple[Future[bool], list[int]]] = deque()
         batches = iter(transfer.batches(self._state, list(wanted), STAGED_NBYTES, FIRST_NBYTES))
@@ -146,7 +229,7 @@ class Stager:
         while True:
             while whole and not self._closing and len(flying) < AHEAD and (keys := next(batches, None)):
                 arrived: list[int] = []
-                flying.append((self._fetchers.submit(self.fetch, keys, wanted, arrived, asked=asked), arrived))
+                flying.append((crew.fetchers.submit(self.fetch, keys, wanted, arrived, asked=asked), arrived))
             if not flying:
                 return
             fetched, arrived = flying.popleft()
@@ -155,22 +238,12 @@ class Stager:
             whole = whole and fetched.exception() is None and fetched.result()
             yield arrived
 
-    def _observe(self, wanted: dict[bytes, TierNumber], pins: list[int], seconds: float) -> None:
+    def _observe(self, wanted: dict[bytes, TierNumber], nbytes: int, seconds: float) -> None:
         """How fast what arrived came, if it came from one tier."""
         state, tiers = self._state, set(wanted.values())
-        if len(tiers) == 1 and pins:
+        if len(tiers) == 1 and nbytes:
             with state.lock:
-                nbytes = sum(map(state.cpu.pool.size_class, pins))
                 state.pace.observe(tiers.pop(), nbytes, seconds, state.clock())
-
-    def _land(self, staging: Staging, wanted: dict[bytes, TierNumber], pins: list[int]) -> None:
-        with self._state.lock:
-            self._waiting -= 1
-            for key in wanted:
-                del self._flights[key]
-            self._state.cpu.pool.release(np.array(pins, np.int64))
-        staging.done.set_result(len(pins))
-        staging.step.set_result(len(pins))
 
     def fetch(
         self, keys: Sequence[bytes], origin: dict[bytes, TierNumber], pins: list[int], *, asked: bool = False

@@ -26,6 +26,9 @@ from kvtier.index.base import Index
 from kvtier.tiers.base import OWN, Inventory, Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
+UNFETCHED = 1 << 14
+"""Blocks that are remembered because other hosts did not give them."""
+
 
 class Clock(Protocol):
     """Seconds since the epoch."""
@@ -74,8 +77,12 @@ class State:
         self.abroad: dict[bytes, float] = {}
         """Blocks that other hosts have and this one has not, and when that was heard: the rows that are in the tier
         `PEER`, and in no other. Neither the index nor an inventory ever hears of them."""
+        self.unfetched: dict[bytes, float] = {}
+        """Blocks that other hosts did not give lately, and when."""
         self.uncertain: Counter[TierNumber] = Counter()
         """Tiers that came back and have not been asked yet what they still have."""
+        self.draining = False
+        """Whether this host is being emptied: nothing new comes in."""
         self.relieving = False
         """Whether old blocks are being written down to NVMe because the CPU tier is full."""
         self.writes = {tier: threading.Lock() for tier in self.tiers}
@@ -222,6 +229,15 @@ class State:
             for row in rows:
                 order.forget(row)
         return [self.table.remove(row) for row in rows]
+
+    def unfetchable(self, keys: Iterable[bytes]) -> None:
+        """Other hosts did not give these: they are not asked for them again at once."""
+        now = self.clock()
+        for key in keys:
+            self.unfetched.pop(key, None)
+            self.unfetched[key] = now
+        while len(self.unfetched) > UNFETCHED:
+            del self.unfetched[next(iter(self.unfetched))]
 
     def reclaim(self, keys: Iterable[bytes]) -> None:
         """These are this host's own now: what is heard of them abroad does not count."""

@@ -41,6 +41,9 @@ class Stats:
         stored: blocks committed.
         stored_nbytes: bytes committed.
         refused: blocks that a reservation did not get, by reason.
+        lent: blocks that other hosts were lent.
+        lent_nbytes: bytes of their slots.
+        offers: blocks of offers between hosts: those that others took or declined, and what was done with theirs.
         dropped: blocks that left the last tier that had them, by reason.
         moves: blocks moved, by (from, to).
         moved_nbytes: bytes moved, by (from, to).
@@ -55,6 +58,9 @@ class Stats:
     stored: int = 0
     stored_nbytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    lent: int = 0
+    lent_nbytes: int = 0
+    offers: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)
     moved_nbytes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -77,6 +83,9 @@ class Stats:
             "stored": self.stored,
             "stored_nbytes": self.stored_nbytes,
             "refused": dict(self.refused),
+            "lent": self.lent,
+            "lent_nbytes": self.lent_nbytes,
+            "offers": dict(self.offers),
             "dropped": dict(self.dropped),
             "moves": {">".join(way): count for way, count in self.moves.items()},
             "moved_nbytes": {">".join(way): count for way, count in self.moved_nbytes.items()},

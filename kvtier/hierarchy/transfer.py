@@ -120,7 +120,8 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
 def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: bool = False) -> list[int]:
     """Copy blocks of another tier into granted slots; the slots that hold a block now, pinned once for the caller.
 
-    What the tier does not have or cannot verify is forgotten there; slots that hold nothing are given back.
+    What the tier does not have or cannot verify is forgotten there, of other hosts also what they did not give in time.
+    Slots that hold nothing are given back.
 
     Args:
         state: of the host.
@@ -149,12 +150,15 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
                 state.move(name, "cpu", landing.nbytes)
                 continue
             state.free_slot(landing.offset)
-            if row is not None and not sound and answer is not None and table.has(row, tier):
+            silent = answer is None and tier is not TierNumber.PEER
+            if row is not None and not sound and not silent and table.has(row, tier):
                 lost.append(row)
         offsets, generations = slots.offsets[arrived], [landings[i].generation for i in arrived]
         state.place(placed, offsets.tolist(), generations, records[arrived])
         state.enter(placed, TierNumber.CPU)
         table.came[placed] = tier if asked else 0
+        if lost and tier is TierNumber.PEER:
+            state.unfetchable(table.keys[row] for row in lost)
         if lost:
             state.stats.faults[f"{name}_lost"] += len(lost)
             state.leave(lost, tier, f"{name}_lost")

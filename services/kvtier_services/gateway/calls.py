@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -17,7 +17,7 @@ from grpc import aio
 import kvtier
 from kvtier.block import SPACE_NBYTES
 from kvtier.errors import DeadlineExceeded, KVTierError, ProtocolMismatch, SessionUnavailable, UsageError
-from kvtier.hierarchy.cache import Hierarchy
+from kvtier.hierarchy.cache import LOOKUP, Hierarchy
 from kvtier.hierarchy.loading import Wish
 from kvtier.memory.lock import is_free
 from kvtier.rpc import kvtier_pb2 as pb
@@ -188,13 +188,17 @@ class Calls(DoorServicer):
         )
         until = time.monotonic() + min(request.wait, LONGEST_WAIT)
         look = hierarchy.look(wish)
+        if (request.wait or request.stream) and look.lookups:
+            hierarchy.release(look.matched.lease)
+            await _all_within(look.lookups, LOOKUP)
+            look = hierarchy.look(wish, look.sought)
         while (flight := look.staging) is not None and (news := look.news) is not None:
             left = until - time.monotonic()
             if left <= 0:
                 break
             hierarchy.release(look.matched.lease)
             await _within(news, left)
-            look = hierarchy.look(wish)
+            look = hierarchy.look(wish, look.sought)
             if flight.done.done():
                 break
         matched = hierarchy.settle(look)
@@ -299,6 +303,11 @@ class Calls(DoorServicer):
             raise SessionUnavailable(f"session {session} is not attached here; attach again")
         await guest.caught_up(after)
         return guest
+
+
+async def _all_within(futures: Iterable[Future[T]], seconds: float) -> None:
+    """Wait for what goes on whatever becomes of this call."""
+    await asyncio.wait([asyncio.wrap_future(future) for future in futures], timeout=seconds)
 
 
 async def _within(future: Future[T], seconds: float) -> bool:
