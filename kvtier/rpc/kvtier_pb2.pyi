@@ -37,6 +37,7 @@ class ClientNote(_message.Message):
     ABORT_FIELD_NUMBER: _builtins.int
     CONDEMN_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -49,6 +50,8 @@ class ClientNote(_message.Message):
     def condemn(self) -> Global___Condemn: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def claim(self) -> Global___Claim: ...
     def __init__(
         self,
         *,
@@ -58,12 +61,13 @@ class ClientNote(_message.Message):
         abort: Global___Abort | None = ...,
         condemn: Global___Condemn | None = ...,
         refused: Global___Refused | None = ...,
+        claim: Global___Claim | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "refused", b"refused", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "claim", b"claim", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "refused", b"refused", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "refused", b"refused", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "claim", b"claim", "condemn", b"condemn", "hello", b"hello", "join", b"join", "note", b"note", "refused", b"refused", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_note: _TypeAlias = _typing.Literal["hello", "join", "release", "abort", "condemn", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_note: _TypeAlias = _typing.Literal["hello", "join", "release", "abort", "condemn", "refused", "claim"]  # noqa: Y015
     _WhichOneofArgType_note: _TypeAlias = _typing.Literal["note", b"note"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_note) -> _WhichOneofReturnType_note | None: ...
 
@@ -130,6 +134,9 @@ class Welcome(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    BULK_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     epoch: _builtins.int
     """of the arena"""
@@ -141,6 +148,12 @@ class Welcome(_message.Message):
     """the host's name"""
     version: _builtins.str
     """of kvtier"""
+    salt: _builtins.bytes
+    """of the client's tenant, for its keys; empty where nobody is kept from anybody"""
+    tenant: _builtins.str
+    """its name"""
+    bulk: _builtins.int
+    """port of the bulk service on the same host; 0 on a Unix socket, where the arena is mapped"""
     def __init__(
         self,
         *,
@@ -150,10 +163,13 @@ class Welcome(_message.Message):
         capacity: _builtins.int = ...,
         node: _builtins.str = ...,
         version: _builtins.str = ...,
+        salt: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
+        bulk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "capacity", b"capacity", "epoch", b"epoch", "node", b"node", "protocol", b"protocol", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "bulk", b"bulk", "capacity", b"capacity", "epoch", b"epoch", "node", b"node", "protocol", b"protocol", "salt", b"salt", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,7 +177,7 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Join(_message.Message):
-    """The client holds the lock file `clients/SESSION.lock` in the arena's folder."""
+    """On a Unix socket the client holds the lock file `clients/SESSION.lock` in the arena's folder; a remote client says 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,12 +200,16 @@ Global___Join: _TypeAlias = Join  # noqa: Y015
 class Joined(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
     def __init__(
         self,
+        *,
+        session: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -262,6 +282,27 @@ class Condemn(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Condemn: _TypeAlias = Condemn  # noqa: Y015
+
+@_typing.final
+class Claim(_message.Message):
+    """A keyspace that the session uses, as its canonical encoding, which has the tenant's salt in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYSPACE_FIELD_NUMBER: _builtins.int
+    keyspace: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        keyspace: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyspace", b"keyspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Claim: _TypeAlias = Claim  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):
