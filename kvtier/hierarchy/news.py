@@ -13,7 +13,7 @@ from kvtier.hierarchy.table import BlockTable
 from kvtier.tiers.base import OWN, TierNumber
 
 WAITING = 1 << 17
-"""Blocks whose changes may wait to be taken; a megabyte a 100,000."""
+"""Blocks whose changes may wait to be taken: some 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)
