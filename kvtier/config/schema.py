@@ -17,6 +17,7 @@ from kvtier.errors import ConfigError
 SOCKET_PATH_LIMIT = 103
 """Bytes that the path of a Unix socket may have on every platform (on Linux it is 107)."""
 GiB = 1 << 30
+ENDPOINT = re.compile(r"tcp://[^/\s]+:(\d{1,5}|\*)|ipc://\S+")
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Part = Annotated[float, Meta(gt=0.0, le=1.0)]
 
@@ -260,6 +261,35 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             "where there is no /dev/shm."
         ),
     ] = field(default_factory=_default_arena_dir)
+class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What enters and leaves the tiers of each host, told to routers in vLLM's schema (docs/events.md)."""
+
+    endpoint: Annotated[
+        str,
+        Meta(
+            description='Where routers subscribe: "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557" or "tcp://*:5557" '
+            '(all addresses), or "ipc://PATH"; "" for no events. Whoever reaches it reads all of it.'
+        ),
+    ] = ""
+    replay_endpoint: Annotated[
+        str, Meta(description='Where they ask for what they missed; "" for the port after that one.')
+    ] = ""
+    topic: Annotated[str, Meta(description='Topic of all events; "{host}" in it stands for the name of the host.')] = (
+        "kvtier@{host}"
+    )
+    buffer: Annotated[int, Meta(ge=1, le=1_000_000, description="Batches that are kept for those who missed some.")] = (
+        10_000
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("endpoint", "replay_endpoint"):
+            value = getattr(self, name)
+            if value and not ENDPOINT.fullmatch(value):
+                raise ConfigError(
+                    f'events.{name} is {value!r}; write "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557", or "ipc://PATH"'
+                )
+
+
     group: Annotated[
         str, Meta(description="Name of a group whose engines may map the arena too; empty for this user's only.")
     ] = ""
@@ -288,3 +318,4 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     def mode(self) -> int:
         """Of the arena's files and the socket."""
         return 0o660 if self.group else 0o600
+    events: EventsConfig = field(default_factory=EventsConfig)

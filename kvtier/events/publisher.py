@@ -66,6 +66,8 @@ class Publisher:
         self._out = self._context.socket(zmq.PUB)
         self._asked = self._context.socket(zmq.ROUTER)
         self.fault = ""
+        with state.lock:
+            state.publishing = self.status
         try:
             self._listen(endpoint, replay_endpoint, buffer)
         except zmq.ZMQError as exc:

@@ -70,6 +70,7 @@ def status(state: State) -> dict[str, Any]:
             "bandwidth": {_name(t): 1 / slow for t in TierNumber if (slow := state.pace.slowness(t, now))},
             "admission": {"selective": state.admission.selective, "refused": dict(state.admission.refused)},
             "index": state.index.status(),
+            "events": state.publishing() if state.publishing else None,
             **state.stats.as_dict(),
         }
 

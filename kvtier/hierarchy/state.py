@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,6 +72,8 @@ class State:
         """Dropped blocks that a tier could not be told of because it was away."""
         self.news: News | None = None
         """For those who follow this host from outside; None when nobody may."""
+        self.publishing: Callable[[], dict[str, Any]] | None = None
+        """How telling them goes, for the status; None when nobody may."""
         self.watching: list[set[bytes]] = []
         """Sets that want to hear of every block that is dropped."""
         self.abroad: dict[bytes, float] = {}

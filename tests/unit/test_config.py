@@ -172,3 +172,12 @@ def test_defaults_follow_the_machine(monkeypatch):
     assert config.nvme.path == "/cache/kvtier/nvme"
     assert str(config.socket) == "/run/user/7/kvtier/door.sock"
     assert 1 << 20 <= config.cpu.capacity <= 4 << 30
+
+
+@pytest.mark.parametrize("endpoint", ["localhost", "tcp://host", "tcp://host:http", "udp://h:1", "tcp://h:5557/x"])
+def test_an_endpoint_that_cannot_be_is_refused(endpoint):
+    for name in ("endpoint", "replay_endpoint"):
+        with pytest.raises(ConfigError, match=rf"events\.{name} is .*tcp://ADDRESS:PORT"):
+            parse({"events": {name: endpoint}})
+    for good in ("tcp://*:5557", "tcp://[::1]:0", "ipc:///run/kvtier/events", ""):
+        assert parse({"events": {"endpoint": good}}).events.endpoint == good
