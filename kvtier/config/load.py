@@ -98,7 +98,7 @@ def _written(value: object) -> str:
         return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, tuple):
         return f"[{', '.join(map(_written, value))}]"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _decode(kind: type, value: object) -> object:

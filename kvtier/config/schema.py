@@ -225,11 +225,69 @@ class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What hosts of one fleet do for each other; a host that is alone does nothing of it."""
+
+    peers: Annotated[
+        bool, Meta(description="Whether blocks are fetched from other hosts and lent to them, where there are any.")
+    ] = True
+    address: Annotated[
+        str, Meta(description='Address at which other hosts reach this one; "" for that of its Ray node.')
+    ] = ""
+    port: Annotated[Port, Meta(description="Port at which they do; 0 for any free one.")] = 0
+    replicate: Annotated[
+        int,
+        Meta(ge=0, description="Hits a minute from which on a block is offered to a second host; 0 for never."),
+    ] = 30
+    drain: Annotated[
+        Duration, Meta(description="For handing blocks over to other hosts when a host is drained or told to end.")
+    ] = Duration(20.0)
+    cert: Annotated[
+        str, Meta(description='PEM file of the certificate of this host, for TLS between hosts; "" for none.')
+    ] = ""
+    key: Annotated[str, Meta(description="PEM file of its key.")] = ""
+    ca: Annotated[str, Meta(description="PEM file of the authority that signed the certificates of all hosts.")] = ""
+
+    def __post_init__(self) -> None:
+        named = [name for name in ("cert", "key", "ca") if getattr(self, name)]
+        if len(named) not in (0, 3):
+            raise ConfigError(f"fleet.{named[0]} is set; TLS between hosts needs fleet.cert, fleet.key and fleet.ca")
+
+
 class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The Prometheus exporter of each host."""
 
     host: Annotated[str, Meta(description="Address that it listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Its port; 0 for any free one (`kvtier status` shows it).")] = 9400
+
+
+class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What enters and leaves the tiers of each host, told to routers in vLLM's schema (docs/events.md)."""
+
+    endpoint: Annotated[
+        str,
+        Meta(
+            description='Where routers subscribe: "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557" or "tcp://*:5557" '
+            '(all addresses), or "ipc://PATH"; "" for no events. Whoever reaches it reads all of it.'
+        ),
+    ] = ""
+    replay_endpoint: Annotated[
+        str, Meta(description='Where they ask for what they missed; "" for the port after that one.')
+    ] = ""
+    topic: Annotated[str, Meta(description='Topic of all events; "{host}" in it stands for the name of the host.')] = (
+        "kvtier@{host}"
+    )
+    buffer: Annotated[int, Meta(ge=1, le=1_000_000, description="Batches that are kept for those who missed some.")] = (
+        10_000
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("endpoint", "replay_endpoint"):
+            value = getattr(self, name)
+            if value and not ENDPOINT.fullmatch(value):
+                raise ConfigError(
+                    f'events.{name} is {value!r}; write "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557", or "ipc://PATH"'
+                )
 
 
 class ClientConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -261,35 +319,6 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             "where there is no /dev/shm."
         ),
     ] = field(default_factory=_default_arena_dir)
-class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What enters and leaves the tiers of each host, told to routers in vLLM's schema (docs/events.md)."""
-
-    endpoint: Annotated[
-        str,
-        Meta(
-            description='Where routers subscribe: "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557" or "tcp://*:5557" '
-            '(all addresses), or "ipc://PATH"; "" for no events. Whoever reaches it reads all of it.'
-        ),
-    ] = ""
-    replay_endpoint: Annotated[
-        str, Meta(description='Where they ask for what they missed; "" for the port after that one.')
-    ] = ""
-    topic: Annotated[str, Meta(description='Topic of all events; "{host}" in it stands for the name of the host.')] = (
-        "kvtier@{host}"
-    )
-    buffer: Annotated[int, Meta(ge=1, le=1_000_000, description="Batches that are kept for those who missed some.")] = (
-        10_000
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("endpoint", "replay_endpoint"):
-            value = getattr(self, name)
-            if value and not ENDPOINT.fullmatch(value):
-                raise ConfigError(
-                    f'events.{name} is {value!r}; write "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557", or "ipc://PATH"'
-                )
-
-
     group: Annotated[
         str, Meta(description="Name of a group whose engines may map the arena too; empty for this user's only.")
     ] = ""
@@ -298,7 +327,9 @@ class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: GpuConfig = field(default_factory=GpuConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    events: EventsConfig = field(default_factory=EventsConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
 
     def __post_init__(self) -> None:
@@ -318,4 +349,3 @@ class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def mode(self) -> int:
         """Of the arena's files and the socket."""
         return 0o660 if self.group else 0o600
-    events: EventsConfig = field(default_factory=EventsConfig)

@@ -18,7 +18,8 @@ from kvtier.hierarchy.state import State
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
 from kvtier.memory.pinning import Pinner
-from kvtier.tiers.base import TierNumber
+from kvtier.peers.base import Lender
+from kvtier.tiers.base import Tier, TierNumber
 from kvtier_services.actors.flush import flush
 from kvtier_services.actors.folders import make_folder, share_arena, sweep_arena, write_secret
 from kvtier_services.actors.hands import Hand, Hands, Held, status_of
@@ -62,6 +63,25 @@ class Exporter(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """The other hosts of the fleet."""
+
+    tier: Tier
+    door: str
+
+    def serve(self, lender: Lender) -> None:
+        """Lend them blocks from now on."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """How it fares, as plain values."""
+        ...
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        ...
+
+
 def _counts(tally: Any) -> dict[str, dict[str, int]]:
     return {field.name: dict(getattr(tally, field.name)) for field in fields(tally)}
 
@@ -80,13 +100,15 @@ class Parts:
         door: makes the door of a hierarchy.
         exporter: starts the exporter of a hierarchy; never raises.
         writer_gone: whether a cut-off session of an arena is known to write no more.
+        peers: opens the way to other hosts and theirs to this one; it may find that there are none.
     """
 
     hands: Mapping[TierNumber, Sequence[Hand]]
-    index: Callable[[Settings], Index]
+    index: Callable[[Settings, str], Index]
     door: Callable[[Hierarchy, Settings], Door]
     exporter: Callable[[Hierarchy, Settings], Exporter]
     writer_gone: Callable[[Arena], Callable[[int], bool]]
+    peers: Callable[[Arena, Settings], Peers | None] | None = None
 
 
 class CpuTierActor:
@@ -106,6 +128,7 @@ class CpuTierActor:
         self._door: Door | None = None
         self._exporter: Exporter | None = None
         self._hands: Hands | None = None
+        self._peers: Peers | None = None
         self._pin = Pinner(partial(log.warning, "arena not page-locked: %s"))
         self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -134,6 +157,7 @@ class CpuTierActor:
             "metrics": {"url": exporter.url, "fault": exporter.fault} if exporter else None,
             "door": _counts(self._door.tally) if self._door else None,
             "hands": self._hands.status() if self._hands else [],
+            "peers": self._peers.status() if self._peers and hierarchy else None,
             "hierarchy": await asyncio.to_thread(status_of, hierarchy) if hierarchy else None,
         }
 
@@ -201,21 +225,29 @@ class CpuTierActor:
         try:
             share_arena(settings.arena_dir, settings.config.group)
             self._hands = Hands(parts.hands, settings.arena_dir, FIRST_HELLO)
+            peers = self._peers = parts.peers(arena, settings) if parts.peers else None
             hierarchy = Hierarchy(
                 arena,
-                self._hands.tiers,
-                parts.index(settings),
+                self._hands.tiers | ({TierNumber.PEER: peers.tier} if peers else {}),
+                parts.index(settings, peers.door if peers else ""),
                 limits=Limits.of(arena.capacity, high=cpu.high, low=cpu.low, pinned=cpu.pinned),
                 rules=Rules(cpu.policy, nvme.admission, nvme.endurance),
                 writer_gone=parts.writer_gone(arena),
             )
         except BaseException:
+            if self._peers is not None:
+                self._peers.close()
+                self._peers.tier.close()
             arena.close()
             raise
+        if peers is not None:
+            peers.serve(hierarchy.lending)
         self._exporter = parts.exporter(hierarchy, settings)
         return hierarchy
 
     def _close(self, hierarchy: Hierarchy, flush_seconds: float) -> dict[str, int]:
+        if self._peers is not None:
+            self._peers.close()
         written, lost = flush(hierarchy, flush_seconds)
         hierarchy.close()
         if self._exporter is not None:

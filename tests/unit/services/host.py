@@ -85,9 +85,9 @@ def settings_in(folder: Path, capacity: int = 4 << 20) -> Settings:
     )
 
 
-def open_local(_settings: Settings) -> LocalIndex:
+def open_local(_settings: Settings, door: str) -> LocalIndex:
     store = LocalStore()
-    return LocalIndex(store, store.register("unit"))
+    return LocalIndex(store, store.register("unit", door))
 
 
 def make_actor(settings: Settings, door: FakeDoor, *nvme: FakeHand) -> CpuTierActor:

@@ -160,7 +160,7 @@ def test_config_explain_prints_what_holds(kvtier, tmp_path):
     code, said = kvtier("config", "explain")
     assert code == 0
     assert 'capacity = "3MiB"' in said
-    assert said.count("\n[") == 7
+    assert said.count("\n[") == 9
 
 
 def test_help_names_every_option():
