@@ -8,10 +8,10 @@ from kvtier.index.local import LocalIndex, LocalStore
 from kvtier_services.settings import Settings, host_name
 
 
-def open_index(settings: Settings) -> Index:
-    """The index that this host speaks to."""
+def open_index(settings: Settings, door: str = "") -> Index:
+    """The index that this host speaks to; `door`: where other hosts reach it."""
     host = host_name()
     if settings.redis_url == "local":
         store = LocalStore()
-        return LocalIndex(store, store.register(host))
-    return connect(RedisAddress(settings.redis_url, settings.redis_password_file), host=host)
+        return LocalIndex(store, store.register(host, door))
+    return connect(RedisAddress(settings.redis_url, settings.redis_password_file), host=host, door=door)
