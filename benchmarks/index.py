@@ -21,25 +21,26 @@ from redis import Redis
 from benchmarks._harness import Figure, emit, options, paired
 from kvtier.block import address
 from kvtier.index.base import Life
-from kvtier.index.connect import RedisAddress
+from kvtier.index.address import RedisAddress
+from kvtier.index.connect import parts
 from kvtier.index.options import RedisIndexOptions
 from kvtier.index.redis import RedisIndex
 from kvtier_services import redis_server
 
 KEYS = 2048
 NBYTES = 1 << 20
-PATIENT = RedisIndexOptions(lookup_timeout=5.0, max_pending=1 << 20)
+PATIENT = RedisIndexOptions(lookup_timeout=5.0, publish_rate=1e9, max_pending=1 << 20)
 
 
 def index_of(server: RedisAddress, life: Life) -> RedisIndex:
-    clients = server.client(PATIENT.lookup_timeout), server.client(PATIENT.update_timeout)
-    return RedisIndex(*clients, life, options=PATIENT)
+    _, lookups, masters = parts(server, PATIENT)
+    return RedisIndex(lookups, masters, life, options=PATIENT)
 
 
 def wait_until_both_are_found(index: RedisIndex, keys: list[bytes]) -> None:
     """The first lookup that names a new host only asks the background to look who that is."""
     deadline = time.monotonic() + 10
-    while not all(len(found) == 2 for found in index.match(keys)):
+    while not all(len(found) == 2 for found in index.match(keys) or [()]):
         if time.monotonic() > deadline:
             raise RuntimeError(f"a lookup does not find both replicas: {index.status()}")
         time.sleep(0.001)

@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from kvtier.index.base import Life
+from kvtier.index.connect import parts
 from kvtier.index.options import RedisIndexOptions
 from kvtier.index.redis import RedisIndex
 from kvtier_services import redis_server
@@ -55,13 +56,12 @@ def make_redis_index(redis: Redis, shared_redis: RedisProcess) -> Iterator[MakeR
     made = []
 
     def make(life: Life, *, options: RedisIndexOptions = QUICK, run: bool = True) -> RedisIndex:
-        address = shared_redis.address
-        clients = address.client(options.lookup_timeout), address.client(options.update_timeout)
+        _, lookups, masters = parts(shared_redis.address, options)
         try:
-            made.append(RedisIndex(*clients, life, options=options, run=run))
+            made.append(RedisIndex(lookups, masters, life, options=options, run=run))
         except BaseException:
-            for client in clients:
-                client.close()
+            lookups.close()
+            masters.close()
             raise
         return made[-1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,12 +67,31 @@ class Life:
     provisional: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A part of a round through the index.
+
+    Attributes:
+        keys: blocks looked at.
+        dead: those of which only dead lives tell.
+        partly: those of which dead lives tell besides others.
+        changed: of these two, deleted or trimmed.
+        mine: entries of this host's own life, as (key, tier, nbytes).
+    """
+
+    keys: int
+    dead: int
+    partly: int
+    changed: int
+    mine: tuple[tuple[bytes, int, int], ...]
+
+
 class Index(Protocol):
     """Which host of the fleet holds which block.
 
     Soft state: each host's own table is the truth about that host. Keys are 34-byte block addresses. One index object
-    speaks for one host (`node`, `incarnation`); thread-safe. Nothing here raises for a slow or absent server: lookups
-    answer "nowhere", updates are kept in a bounded set that collapses to "publish the inventory again"
+    speaks for one host (`node`, `incarnation`); thread-safe. Nothing but `sweep` raises for a slow or absent server:
+    lookups answer None, updates are kept in a bounded set that collapses to "publish the inventory again"
     (`needs_publish`). An index whose host has registered again tells nothing more.
     """
 
@@ -86,8 +105,30 @@ class Index(Protocol):
         """Its life."""
         ...
 
-    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]]:
-        """Live replicas of each key, this host's own included, at most `MAX_REPLICAS`, in one round trip."""
+    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]] | None:
+        """Live replicas of each key, this host's own included, at most `MAX_REPLICAS`, in one round trip.
+
+        None when there was no answer in time, or nobody was asked because there was none lately.
+        """
+        ...
+
+    def lacking(self, held: Sequence[tuple[bytes, int, int]]) -> list[bytes] | None:
+        """Which of these blocks of this host, as (key, tier, nbytes), are not in the index, or as something else.
+
+        What is still to be told does not count, nor what `MAX_REPLICAS` other hosts have. None when there is no answer.
+        """
+        ...
+
+    def claims(self) -> list[tuple[bytes, int, int]]:
+        """Entries of this host's life that rounds through the index met since this was last asked; bounded."""
+        ...
+
+    def sweep(self, *, trim: bool) -> Iterator[Swept]:
+        """Go through the whole index in the caller's thread, and delete what the dead told if `trim`.
+
+        Raises:
+            SessionUnavailable: there is no answer.
+        """
         ...
 
     def others(self) -> bool:

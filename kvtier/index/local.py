@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from kvtier.index.base import MAX_REPLICAS, Life, Node, Replica
+from kvtier.index.base import MAX_REPLICAS, Life, Node, Replica, Swept
 from kvtier.index.entry import pack_body, pack_owner
 from kvtier.index.nodes import preferred_number
 
@@ -76,10 +76,28 @@ class LocalIndex:
         self._closed = False
         store.admit(self._self)
 
-    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]]:
+    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]] | None:
         self._lookups += 1
         get = self._store.replicas.get
         return [get(key, ()) for key in keys]
+
+    def lacking(self, held: Sequence[tuple[bytes, int, int]]) -> list[bytes] | None:
+        replicas = self._store.replicas
+        return [
+            key
+            for key, tier, size in held
+            if (mine := Replica(self.node, self.incarnation, tier, size)) not in (there := replicas.get(key, ()))
+            and (len(there) < MAX_REPLICAS or any(replica.node == mine.node for replica in there))
+        ]
+
+    def claims(self) -> list[tuple[bytes, int, int]]:
+        return []
+
+    def sweep(self, *, trim: bool) -> Iterator[Swept]:
+        with self._store.lock:
+            entries = list(self._store.replicas.items())
+        mine = [(key, one.tier, one.nbytes) for key, there in entries for one in there if one.node == self.node]
+        yield Swept(len(entries), 0, 0, 0, tuple(mine))
 
     def others(self) -> bool:
         nodes = self._store.nodes

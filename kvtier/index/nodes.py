@@ -13,6 +13,7 @@ import msgspec
 from redis import Redis
 
 from kvtier.index.base import Life, Node
+from kvtier.index.masters import run
 
 NODES = b"kvtier:nodes"
 
@@ -40,6 +41,25 @@ redis.call('HSET', KEYS[1], node, cjson.encode(
 return {node, incarnation}
 """
 
+BURY = """
+-- Say of a node that was silent for long that it was told nothing. KEYS: node table. ARGV: node, seconds.
+-- Answers 1 if it was.
+local text = redis.call('HGET', KEYS[1], ARGV[1])
+if not text then return 0 end
+local record = cjson.decode(text)
+if tonumber(redis.call('TIME')[1]) - record.at < tonumber(ARGV[2]) then return 0 end
+record.told = -1
+redis.call('HSET', KEYS[1], ARGV[1], cjson.encode(record))
+return 1
+"""
+
+ERASE = """
+-- Take a buried node out of the table, if it was not heard of since. KEYS: node table. ARGV: node. Answers 1 if so.
+local text = redis.call('HGET', KEYS[1], ARGV[1])
+if not text or cjson.decode(text).told >= 0 then return 0 end
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+
 
 class Record(msgspec.Struct, frozen=True):
     """One host's record, written by the scripts.
@@ -49,7 +69,7 @@ class Record(msgspec.Struct, frozen=True):
         host: its name.
         door: where other hosts reach it.
         at: time of its last batch or heartbeat, seconds, by Redis's clock.
-        told: number of its last batch.
+        told: number of its last batch; -1 when it was buried, see `kvtier.index.sweep`.
     """
 
     incarnation: int
@@ -70,8 +90,7 @@ def register(client: Redis, host: str, door: str) -> Life:
     Raises:
         redis.RedisError: Redis does not answer.
     """
-    script = client.register_script(REGISTER)
-    node, incarnation = script(keys=[NODES], args=[host, door, preferred_number(host)])
+    node, incarnation = run(client, REGISTER, [NODES], [host, door, preferred_number(host)])
     return Life(int(node), int(incarnation), host, door)
 
 

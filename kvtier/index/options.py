@@ -16,6 +16,10 @@ class RedisIndexOptions:
         dead_after: without a heartbeat for this long a host is dead.
         batch: updates told in one script.
         linger: how long the first update of a batch waits for others.
+        publish_rate: entries of a publication told a second.
+        sweep_every: seconds between two rounds through the whole index, by any host of the fleet.
+        sweep_rate: keys of a round looked at a second.
+        bury_after: without a heartbeat for this long a host's entries are swept, and then its record.
         max_pending: updates kept while Redis is away.
         failures: lookups that fail in a row before the breaker opens.
         pause: the breaker's first pause.
@@ -28,6 +32,10 @@ class RedisIndexOptions:
     dead_after: float = 10.0
     batch: int = 512
     linger: float = 0.003
+    publish_rate: float = 50_000
+    sweep_every: float = 600.0
+    sweep_rate: float = 20_000
+    bury_after: float = 3600.0
     max_pending: int = 65_536
     failures: int = 3
     pause: float = 0.1

@@ -27,13 +27,13 @@ class Pending:
         self.dropped = 0
         self._limit = limit
         self._updates: Updates = {}
-        self._flying = 0
+        self._flying: Updates = {}
         self._nudged = False
         self._flushing = 0
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._updates) + self._flying
+        return len(self._updates) + len(self._flying)
 
     def update(self, updates: Iterable[tuple[bytes, bytes]]) -> bool:
         """Queue; False when the bound was passed and everything was dropped."""
@@ -47,21 +47,26 @@ class Pending:
         with self._changed:
             keys = list(islice(self._updates, count))
             batch = {key: self._updates.pop(key) for key in keys}
-            self._flying += len(batch)
+            self._flying |= batch
             return batch
 
     def done(self, batch: Updates) -> None:
         """These were told."""
         with self._changed:
-            self._flying -= len(batch)
+            self._land(batch)
             self._changed.notify_all()
 
     def put_back(self, batch: Updates) -> bool:
         """These were not told: queue them again, behind newer words of the same keys; answers like `update`."""
         with self._changed:
-            self._flying -= len(batch)
+            self._land(batch)
             self._updates = batch | self._updates
             return self._within_bound()
+
+    def among(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Those of these keys that something is still to be told of."""
+        with self._changed:
+            return {key for key in keys if key in self._updates or key in self._flying}
 
     def clear(self) -> None:
         """Drop everything that is not in flight."""
@@ -98,6 +103,10 @@ class Pending:
                 return self._changed.wait_for(lambda: not len(self), timeout) and self.dropped == before
             finally:
                 self._flushing -= 1
+
+    def _land(self, batch: Updates) -> None:
+        for key in batch:
+            self._flying.pop(key, None)
 
     def _within_bound(self) -> bool:
         if len(self._updates) <= self._limit:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
-
-from redis import Redis, RedisError
 
 from kvtier.index.base import Life, Node, Replica
 from kvtier.index.breaker import Breaker
 from kvtier.index.entry import LiveReplicas
+from kvtier.index.find import FAULTS
+from kvtier.index.lookups import Lookups
 
-FAULTS = (RedisError, OSError)
 NEWCOMERS_LIMIT = 1024
 
 
@@ -22,18 +20,19 @@ class Reader:
         breaker: open while Redis does not answer in time.
         lookups: calls of `match`.
         round_trips: those that asked Redis.
+        unasked: those that did not, because the breaker was open.
         errors: those that got no answer.
         fault: the last error.
     """
 
-    def __init__(self, client: Redis, breaker: Breaker, wake: Callable[[], None], own: Life) -> None:
-        """Take a client with a short time-out, what wakes the background thread, and whom it reads for."""
+    def __init__(self, lookups: Lookups, breaker: Breaker, wake: Callable[[], None], own: Life) -> None:
+        """Take whom to ask, what wakes the background thread, and whom it reads for."""
         self.breaker = breaker
-        self.lookups = self.round_trips = self.errors = 0
+        self.lookups = self.round_trips = self.unasked = self.errors = 0
         self.fault = ""
         self.look = True
         """Whether the node table should be looked at soon."""
-        self._client = client
+        self._lookups = lookups
         self._wake = wake
         self._newcomers: set[tuple[int, int]] = set()
         self._nodes: list[Node] = []
@@ -49,29 +48,39 @@ class Reader:
         """The node table as last shown."""
         return self._nodes
 
-    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]]:
-        """Live replicas of each key, by one round trip; nowhere when there is no answer in time."""
+    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]] | None:
+        """Live replicas of each key, by one round trip; None when there is no answer in time."""
         self.lookups += 1
-        if not keys or not self.breaker.closed:
-            return [()] * len(keys)
+        if not keys:
+            return []
+        if not self.breaker.closed:
+            self.unasked += 1
+            return None
         self.round_trips += 1
         try:
-            values = cast("list[bytes | None]", self._client.mget(keys))
+            values = self._lookups.get(keys)
         except FAULTS as exc:
             self._failed(exc)
-            return [()] * len(keys)
+            return None
         self.breaker.succeeded()
         replicas = self._replicas
         return [replicas[value] for value in values]
 
-    def probe(self) -> None:
-        """Ask whether lookups may go on; in the background."""
+    def tend(self) -> None:
+        """Open connections that are wanted and, when it is time, ask whether lookups may go on; in the background."""
+        probe = self.breaker.due()
+        if not (probe or self.breaker.closed):
+            return
         try:
-            self._client.ping()
+            if probe:
+                self._lookups.ping()
+            else:
+                self._lookups.open()
         except FAULTS as exc:
             self._failed(exc)
         else:
-            self.breaker.succeeded()
+            if probe:
+                self.breaker.succeeded()
 
     def show(self, nodes: list[Node], own: Life | None) -> None:
         """Take a new node table; `own` is live whatever it says."""

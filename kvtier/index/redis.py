@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from redis import Redis
-
-from kvtier.index.base import Life, Node, Replica
+from kvtier.errors import SessionUnavailable
+from kvtier.index.base import MAX_REPLICAS, Life, Node, Replica, Swept
 from kvtier.index.breaker import Breaker
 from kvtier.index.entry import pack_body
+from kvtier.index.find import FAULTS, Finder, Fixed, Layout
+from kvtier.index.lookups import Lookups
+from kvtier.index.masters import Masters
 from kvtier.index.nodes import NODES, read_nodes, register
 from kvtier.index.options import RedisIndexOptions
 from kvtier.index.pending import DISCARD
-from kvtier.index.reader import FAULTS, Reader
+from kvtier.index.reader import Reader
+from kvtier.index.sweep import Sweep, Sweeper
 from kvtier.index.tell import Teller
 from kvtier.index.writer import Writer
+
+CLAIMS_LIMIT = 65_536
 
 
 class RedisIndex:
@@ -31,10 +37,11 @@ class RedisIndex:
 
     def __init__(
         self,
-        lookups: Redis,
-        updates: Redis,
+        lookups: Lookups,
+        masters: Masters,
         life: Life,
         *,
+        finder: Finder | None = None,
         options: RedisIndexOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
         run: bool = True,
@@ -42,9 +49,10 @@ class RedisIndex:
         """Speak for one life of one host.
 
         Args:
-            lookups: client with a short time-out; closed with the index.
-            updates: client with a patient time-out; closed with the index.
+            lookups: asks within a short time; closed with the index, like the others.
+            masters: are told in the background.
             life: as `register` gave it.
+            finder: says who the masters are.
             options: paces and bounds.
             clock: monotonic, in seconds.
             run: start the thread; else the owner calls `step`.
@@ -52,16 +60,23 @@ class RedisIndex:
         self._life = life
         self._options = options = options or RedisIndexOptions()
         self._clock = clock
-        self._closed = False
+        self._closed = threading.Event()
         self._forgotten: set[int] = set()
         self._beat_at = clock()
+        self._claims: list[tuple[bytes, int, int]] = []
+        self._claiming = threading.Lock()
         slow = Breaker(clock, failures=options.failures, pause=options.pause, longest=options.longest_pause)
         away = Breaker(clock, failures=1, pause=options.pause, longest=options.longest_pause)
         self._lookups = lookups
-        self._updates = updates
-        teller = Teller(updates, life)
-        self._writer = Writer(updates, away, teller, batch=options.batch, max_pending=options.max_pending)
+        self._masters = masters
+        self._finder = finder or Fixed()
+        self._layout: Layout | None = None
+        teller = Teller(masters, life)
+        rest = self._closed.wait if run else (lambda _seconds: None)
+        self._writer = Writer(away, teller, options, rest)
         self._reader = Reader(lookups, slow, self._writer.pending.nudge, life)
+        self._sweeper = Sweeper(masters, options, clock, self._met)
+        lookups.wake = self._writer.pending.nudge
         self._thread: threading.Thread | None = None
         if run:
             self._thread = threading.Thread(target=self._run, name="kvtier-index", daemon=True)
@@ -75,8 +90,34 @@ class RedisIndex:
     def incarnation(self) -> int:
         return self._life.incarnation
 
-    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]]:
-        return [()] * len(keys) if self._closed else self._reader.match(keys)
+    def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]] | None:
+        return None if self._closed.is_set() else self._reader.match(keys)
+
+    def lacking(self, held: Sequence[tuple[bytes, int, int]]) -> list[bytes] | None:
+        keys = [key for key, _, _ in held]
+        untold = self._writer.pending.among(keys)  # before looking: what is told in between is seen
+        found = self.match(keys)
+        if found is None:
+            return None
+        mine = self.node, self.incarnation
+        return [
+            key
+            for (key, tier, nbytes), replicas in zip(held, found, strict=True)
+            if key not in untold
+            and Replica(*mine, tier, nbytes) not in replicas
+            and (len(replicas) < MAX_REPLICAS or any(replica.node == mine[0] for replica in replicas))
+        ]
+
+    def claims(self) -> list[tuple[bytes, int, int]]:
+        with self._claiming:
+            claims, self._claims = self._claims, []
+        return claims
+
+    def sweep(self, *, trim: bool) -> Iterator[Swept]:
+        try:
+            yield from Sweep(self._masters, self._life, bury_after=self._options.bury_after, trim=trim)
+        except FAULTS as exc:
+            raise SessionUnavailable(f"the index did not answer: {exc}") from exc
 
     def others(self) -> bool:
         live = self._reader.live
@@ -111,7 +152,7 @@ class RedisIndex:
         return self._writer.pending.wait_empty(timeout)
 
     def status(self) -> dict[str, object]:
-        reader, writer = self._reader, self._writer
+        reader, writer, sweeper = self._reader, self._writer, self._sweeper
         reason = self._trouble()
         return {
             "kind": "redis",
@@ -123,63 +164,97 @@ class RedisIndex:
             "lookups": reader.lookups,
             "round_trips": reader.round_trips,
             "lookup_errors": reader.errors,
+            "unasked": reader.unasked,
             "breaker_opened": reader.breaker.opened,
+            "masters": len(self._masters.all),
             "queued": len(writer.pending),
             "told": writer.told,
             "dropped": writer.pending.dropped,
             "update_errors": writer.errors,
             "needs_publish": writer.needs_publish,
+            "swept_rounds": sweeper.rounds,
+            "swept_keys": sweeper.keys,
+            "swept_dead": sweeper.deleted,
+            "sweep_errors": sweeper.faults,
         }
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         self._writer.pending.nudge()
         if self._thread is not None:
             self._thread.join()
         self._lookups.close()
-        self._updates.close()
+        self._masters.close()
+        self._finder.close()
 
     def step(self) -> None:
-        """One round of the background work: probe, heartbeat and look at the node table, tell what is pending."""
+        """One round of the background work.
+
+        Find the masters, open connections, heartbeat and look at the node table, tell what is pending, sweep a little.
+        """
         reader, writer = self._reader, self._writer
-        if reader.breaker.due():
-            reader.probe()
+        if self._lookups.misplaced and writer.breaker.closed:
+            self._find()
+        reader.tend()
         away = not writer.breaker.closed
         if away and not writer.breaker.due():
             return
         if (away or reader.look or self._forgotten or self._clock() >= self._beat_at) and not self._beat():
             return
         writer.drain()
+        if writer.breaker.closed and not writer.superseded:
+            self._sweeper.step(self._life, len(reader.live))
 
     def _run(self) -> None:
         options, reader, writer = self._options, self._reader, self._writer
-        reader.probe()  # so that the first lookup finds a connection
-        while not self._closed:
+        while not self._closed.is_set():
             self.step()
             away = not writer.breaker.closed
-            wait = min(reader.breaker.wait(), writer.breaker.wait() if away else self._beat_at - self._clock())
+            busy = math.inf if away else min(self._beat_at - self._clock(), self._sweeper.wait())
+            wait = min(reader.breaker.wait(), writer.breaker.wait() if away else busy)
             writer.pending.wait_for_work(max(0.0, wait), batch=options.batch, linger=options.linger, idle=away)
 
     def _beat(self) -> bool:
         """Tell that this host lives, and look who else does; False when Redis does not answer."""
         self._beat_at = self._clock() + self._options.heartbeat
         self._reader.look = False
+        if not self._find():
+            return False
         try:
             if not self._writer.heartbeat():
                 if not self._writer.superseded:
                     return False
                 if self._life.provisional and not self._writer.teller.confirmed:
-                    self._life = register(self._updates, self._life.host, self._life.door)
-                    self._writer.speak_for(Teller(self._updates, self._life))
+                    self._life = register(self._masters.of(NODES), self._life.host, self._life.door)
+                    self._writer.speak_for(Teller(self._masters, self._life))
             for node in tuple(self._forgotten):
-                self._updates.hdel(NODES, str(node))
+                self._masters.of(NODES).hdel(NODES, str(node))
                 self._forgotten.discard(node)
-            self._show(list(read_nodes(self._updates, self._options.dead_after).values()))
+            self._show(list(read_nodes(self._masters.of(NODES), self._options.dead_after).values()))
         except FAULTS as exc:
             self._reader.look = True
             self._writer.failed(exc)
             return False
         return True
+
+    def _find(self) -> bool:
+        """Look who the masters are; False when nobody says so."""
+        try:
+            layout = self._finder.find()
+        except FAULTS as exc:
+            self._writer.failed(exc)
+            return False
+        self._lookups.misplaced = False
+        if layout != self._layout:
+            self._layout = layout
+            self._masters.take(layout)
+            self._lookups.take(layout)
+        return True
+
+    def _met(self, part: Swept) -> None:
+        """A round through the index met these entries of this host's."""
+        with self._claiming:
+            self._claims.extend(part.mine[: CLAIMS_LIMIT - len(self._claims)])
 
     def _show(self, nodes: list[Node]) -> None:
         self._reader.show(nodes, None if self._writer.superseded else self._life)

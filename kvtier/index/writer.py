@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
-
-from redis import Redis, RedisError
+from collections.abc import Callable, Iterable
 
 from kvtier.index.breaker import Breaker
 from kvtier.index.entry import pack_body
+from kvtier.index.find import FAULTS
+from kvtier.index.options import RedisIndexOptions
 from kvtier.index.pending import Pending, Updates
 from kvtier.index.tell import Teller, Told
-
-FAULTS = (RedisError, OSError)
 
 
 class Writer:
@@ -32,17 +30,20 @@ class Writer:
         fault: the last error.
     """
 
-    def __init__(self, client: Redis, breaker: Breaker, teller: Teller, *, batch: int, max_pending: int) -> None:
-        """Take a client with a patient time-out, whom to tell for, updates a batch, and the bound of what waits."""
-        self.client = client
+    def __init__(
+        self, breaker: Breaker, teller: Teller, options: RedisIndexOptions, rest: Callable[[float], object]
+    ) -> None:
+        """Take whom to tell for, paces and bounds, and how to rest for some seconds."""
         self.breaker = breaker
         self.teller = teller
-        self.pending = Pending(max_pending)
+        self.pending = Pending(options.max_pending)
         self.needs_publish = True
         self.superseded = False
         self.told = self.errors = 0
         self.fault = ""
-        self._batch = batch
+        self._batch = options.batch
+        self._seconds = 1 / options.publish_rate
+        self._rest = rest
         self._telling = threading.RLock()
         self._publishing = threading.Lock()
         self._discarded: set[bytes] | None = None
@@ -95,11 +96,12 @@ class Writer:
                         batch = {key: pack_body(tier, size) for key, tier, size in part if key not in gone}
                         self.needs_publish |= not self._tell(batch)
                     self.drain()
+                    self._rest(len(part) * self._seconds)
             finally:
                 self._discarded = None
 
     def failed(self, exc: Exception) -> None:
-        """Note a call of `client` that failed."""
+        """Note a call that failed."""
         self.errors += 1
         self.fault = f"update: {exc}"
         self.breaker.failed()

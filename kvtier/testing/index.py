@@ -47,7 +47,12 @@ def told(index: Index) -> Index:
 def shows(index: Index, number: int, expected: Iterable[Replica]) -> bool:
     """Whether a lookup of this key comes to answer exactly these replicas, in any order."""
     wanted = sorted(expected, key=lambda replica: replica.node)
-    return eventually(lambda: sorted(index.match([key(number)])[0], key=lambda replica: replica.node) == wanted)
+
+    def check() -> bool:
+        found = index.match([key(number)])
+        return found is not None and sorted(found[0], key=lambda replica: replica.node) == wanted
+
+    return eventually(check)
 
 
 def replica(life: Life, tier: int, nbytes: int) -> Replica:
@@ -206,6 +211,37 @@ class IndexKit:
         for index in indexes:
             for number in range(40):
                 assert shows(index, number, [expected[number, who] for who in (0, 1) if (number, who) in expected])
+
+    def test_what_the_index_lacks_of_a_host_is_said(self, make_index: MakeIndex) -> None:
+        alice, bob = make_index(ALICE), make_index(BOB)
+        alice.add([key(1), key(2), key(3)], 2, [10, 10, 10])
+        told(alice)
+        bob.add([key(4)], 2, [10])
+        told(bob)
+        held = [(key(1), 2, 10), (key(2), 3, 10), (key(3), 2, 11), (key(4), 2, 10), (key(5), 2, 10)]
+        assert alice.lacking(held) == [key(2), key(3), key(4), key(5)]
+        assert alice.lacking([]) == []
+
+    def test_a_block_that_so_many_others_have_need_not_be_told(self, make_index: MakeIndex) -> None:
+        lives = [Life(number, 1, f"host{number}") for number in range(1, MAX_REPLICAS + 2)]
+        indexes = [make_index(life) for life in lives]
+        for index in indexes:
+            index.add([key(1)], 2, [1])
+            told(index)
+        assert shows(indexes[0], 1, [replica(life, 2, 1) for life in lives[1:]])
+        assert indexes[0].lacking([(key(1), 2, 1)]) == []
+
+    def test_a_sweep_meets_every_block_and_says_which_are_this_hosts(self, make_index: MakeIndex) -> None:
+        alice, bob = make_index(ALICE), make_index(BOB)
+        alice.add([key(number) for number in range(1000)], 3, [7] * 1000)
+        told(alice)
+        bob.add([key(number) for number in range(900, 1100)], 2, [9] * 200)
+        told(bob)
+        parts = list(bob.sweep(trim=True))
+        assert {entry for part in parts for entry in part.mine} == {(key(number), 2, 9) for number in range(900, 1100)}
+        assert sum(part.keys for part in parts) >= 1100
+        assert not any(part.dead or part.partly or part.changed for part in parts)
+        assert shows(alice, 950, [replica(ALICE, 3, 7), replica(BOB, 2, 9)])
 
     def test_closing_twice_is_fine(self, make_index: MakeIndex) -> None:
         index = make_index(ALICE)

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from kvtier.config import Config, Size
 from kvtier.errors import ConfigError
-from kvtier.index.connect import RedisAddress
+from kvtier.index.address import RedisAddress
 from kvtier.memory import limits
 from kvtier.memory.pinning import cuda_present
 from kvtier_services import redis_server

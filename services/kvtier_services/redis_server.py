@@ -34,7 +34,7 @@ import psutil
 from redis import Redis, RedisError
 
 from kvtier.errors import ConfigError
-from kvtier.index.connect import RedisAddress
+from kvtier.index.address import RedisAddress
 
 NAMES = ("redis-server", "valkey-server")
 PASSWORD = "redis.password"  # noqa: S105 - a file's name

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kvtier.index.address import RedisAddress
 from kvtier.index.base import Index
-from kvtier.index.connect import RedisAddress, connect
+from kvtier.index.connect import connect
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier_services.settings import Settings, host_name
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 
 from kvtier.config import Config
 from kvtier.errors import ConfigError, KVTierError
-from kvtier.index.connect import PASSWORD_ENV
+from kvtier.index.address import PASSWORD_ENV
 from kvtier_services import redis_server
 from kvtier_services.actors.folders import make_folder
 from kvtier_services.cluster import head, state

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 from redis import TimeoutError as RedisTimeoutError
 
-from kvtier.index.tell import Told
+from kvtier.index.find import ALONE
+from kvtier.index.masters import Masters, sha
+from kvtier.index.tell import TELL, Told
 
 
 class FakeClock:
@@ -16,8 +18,43 @@ class FakeClock:
         return self.now
 
 
+class FakeLookups:
+    """Answers lookups from `values`.
+
+    Attributes:
+        down: whether every call times out.
+        calls: what was called, in order, but for opening connections.
+    """
+
+    def __init__(self) -> None:
+        self.down = self.misplaced = False
+        self.calls: list[str] = []
+        self.values: dict[bytes, bytes] = {}
+
+    def get(self, keys):
+        self._called("get")
+        return [self.values.get(key) for key in keys]
+
+    def ping(self):
+        self._called("ping")
+
+    def open(self):
+        pass
+
+    def take(self, layout):
+        pass
+
+    def close(self):
+        pass
+
+    def _called(self, name):
+        self.calls.append(name)
+        if self.down:
+            raise RedisTimeoutError("timed out")
+
+
 class FakeRedis:
-    """Answers lookups from `values`, and scripts with `answer`.
+    """Takes batches, and shows the node table.
 
     Attributes:
         down: whether every call times out.
@@ -30,29 +67,23 @@ class FakeRedis:
         self.down = False
         self.calls: list[str] = []
         self.batches: list[dict[bytes, bytes]] = []
-        self.values: dict[bytes, bytes] = {}
         self.table: dict[int, dict[str, object]] = {}
         self.answer = Told.WELL
 
-    def mget(self, keys):
-        self._called("mget")
-        return [self.values.get(key) for key in keys]
-
-    def ping(self):
-        self._called("ping")
+    def masters(self):
+        return Masters(lambda where: self, ALONE)
 
     def hdel(self, _name, field):
         self._called("hdel")
         self.table.pop(int(field), None)
 
-    def register_script(self, _text):
-        def tell(*, keys, args):
-            self._called("evalsha")
-            self.batches.append(dict(zip(keys[1:], args[7:], strict=True)))
-            self.table[args[0]] = {"incarnation": args[1], "host": args[2], "door": args[3], "at": 50, "told": args[4]}
-            return int(self.answer)
-
-        return tell
+    def evalsha(self, name, count, *rest):
+        assert name == sha(TELL)
+        self._called("evalsha")
+        keys, args = rest[:count], rest[count:]
+        self.batches.append(dict(zip(keys[1:], args[7:], strict=True)))
+        self.table[args[0]] = {"incarnation": args[1], "host": args[2], "door": args[3], "at": 50, "told": args[4]}
+        return int(self.answer)
 
     def pipeline(self, *, transaction):
         assert not transaction

@@ -6,7 +6,7 @@ import pytest
 from redis import AuthenticationError
 
 from kvtier.errors import ConfigError
-from kvtier.index.connect import RedisAddress, masked
+from kvtier.index.address import RedisAddress, masked
 
 SECRET = "s3cr:et@"
 
