@@ -1,7 +1,7 @@
 """How fast do blocks come from another host?
 
 `peer.vs_tcp.*`: payloads out of another process's arena into slots of this one, over loopback, each verified, against a
-plain TCP socket that carries as many bytes in one piece and verifies nothing, in the same second. Payloads of 2 MiB, and
+plain TCP socket that carries as many bytes in one piece and verifies nothing, in the same second. Payloads of 2 MiB, or
 of 256 KiB in figures that say so. The variants carry the same payloads, verified too: `.streams.N` over up to N sockets
 (the plain name is what the peer tier does by itself), `.flight.N` over N Arrow Flight streams, `.grpc` over a gRPC
 stream of bytes.
@@ -72,7 +72,7 @@ class Ends:
         self.ports: dict[str, int] = self.pipe.recv()
         self.stack = ExitStack()
         self.plain = self.stack.enter_context(socket.create_connection(("127.0.0.1", self.ports["tcp"])))
-        self.tiers = {streams: self._tier(streams) for streams in (1, 2, 4)}
+        self.tiers = {streams: self._tier(streams) for streams in (None, 1, 2, 4)}
         # Without a pool of its own each client would share one connection.
         apart = [("grpc.use_local_subchannel_pool", 1)]
         self.flights = [
@@ -85,8 +85,8 @@ class Ends:
         self.stack.callback(channel.close)
         self.stream: Any = channel.unary_stream("/peer/fetch")
 
-    def _tier(self, streams: int) -> PeerTier:
-        limits = FetchLimits(streams=streams, stream_nbytes=MIB // 2) if streams != 2 else FetchLimits()
+    def _tier(self, streams: int | None) -> PeerTier:
+        limits = FetchLimits(streams=streams, stream_nbytes=MIB) if streams else None
         tier = self.stack.enter_context(closing(PeerTier(self.arena, "bench", "", SECRET, limits=limits)))
         node = Node(2, 1, "other", f"127.0.0.1:{self.ports['peer']}", 0.0, alive=True)
         replicas = [(Replica(2, 1, TierNumber.CPU, self.nbytes),)] * len(self.keys)
@@ -96,8 +96,9 @@ class Ends:
     def figures(self, total: int, suffix: str, *, rounds: int) -> Iterator[Figure]:
         count = total * MIB // self.nbytes
         work: dict[str, Callable[[], object]] = {
-            "": lambda: self.sockets(2, count),
+            "": lambda: self.sockets(None, count),
             ".streams.1": lambda: self.sockets(1, count),
+            ".streams.2": lambda: self.sockets(2, count),
             ".streams.4": lambda: self.sockets(4, count),
             ".grpc": lambda: self.grpc(count),
         }
@@ -118,7 +119,7 @@ class Ends:
         while at < total:
             at += self.plain.recv_into(view[at:total])
 
-    def sockets(self, streams: int, count: int) -> None:
+    def sockets(self, streams: int | None, count: int) -> None:
         slots = Slots(self.offsets[:count], np.full(count, self.nbytes, np.int64))
         assert all(self.tiers[streams].read(self.keys[:count], slots))
 

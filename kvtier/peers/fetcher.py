@@ -49,9 +49,9 @@ class FetchLimits:
     seconds: float = 10.0
     stall: float = 1.0
     wait: float = 1.0
-    links: int = 4
-    streams: int = 2
-    stream_nbytes: int = 8 << 20
+    links: int = 8
+    streams: int = 4
+    stream_nbytes: int = 16 << 20
     threads: int = 8
 
 

@@ -80,15 +80,8 @@ class Desk:
         return self.tier.contains([key_of(seed) for seed in seeds])
 
 
-class TierKit:
-    """Subclass it and provide the fixture `make_tier`."""
-
-    capacity = 8 << 20
-
-    @pytest.fixture
-    def make_tier(self) -> MakeTier:
-        """Build a tier that copies from and to this arena and holds this many bytes."""
-        raise NotImplementedError
+class ReadingKit:
+    """What holds for every tier, also where others do the writing: subclass it and provide the fixture `desk`."""
 
     @pytest.fixture
     def arena(self) -> Arena:
@@ -96,10 +89,9 @@ class TierKit:
         return Arena.private(16 << 20)
 
     @pytest.fixture
-    def desk(self, make_tier: MakeTier, arena: Arena) -> Iterator[Desk]:
-        """A fresh tier."""
-        with closing(make_tier(arena, self.capacity)) as tier:
-            yield Desk(tier, arena)
+    def desk(self) -> Iterator[Desk]:
+        """A fresh tier, whose desk can get payloads into it."""
+        raise NotImplementedError
 
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_reads_what_was_written(self, desk: Desk, nbytes: int) -> None:
@@ -117,14 +109,6 @@ class TierKit:
         assert desk.read([0, 1, 2, 3], 5000) == [False, True, False, True]
         assert desk.contains([0, 1, 2, 3]) == [False, True, False, True]
 
-    def test_a_key_never_changes(self, desk: Desk) -> None:
-        assert desk.write([1, 1], 5000) == [True, True]
-        used = desk.tier.usage()
-        assert desk.write([1], 5000) == [True]
-        assert desk.tier.usage().used == used.used
-        assert desk.tier.usage().blocks == 1
-        assert desk.read([1]) == [True]
-
     def test_a_payload_of_another_size_is_not_read(self, desk: Desk) -> None:
         desk.write([1], 5000)
         assert desk.read([1, 1], 12_000) == [False, False]
@@ -137,6 +121,67 @@ class TierKit:
             assert desk.tier.read([key_of(1)], Slots.of([offset], [5000])) == [False]
             assert desk.tier.write([key_of(2)], Slots.of([offset], [5000])) == [False]
         assert desk.tier.write([b"short"], Slots.of([0], [5000])) == [False]
+
+    def test_closed_is_closed(self, desk: Desk) -> None:
+        desk.write([1], 5000)
+        desk.tier.close()
+        desk.tier.close()
+        calls: list[Callable[[], object]] = [
+            lambda: desk.read([1]),
+            lambda: desk.write([1], 5000),
+            lambda: desk.contains([1]),
+            lambda: desk.tier.remove([key_of(1)]),
+            desk.tier.inventory,
+            desk.tier.dropped,
+            desk.tier.usage,
+        ]
+        for call in calls:
+            with pytest.raises(ClosedError):
+                call()
+
+    def test_closing_waits_for_readers(self, desk: Desk) -> None:
+        desk.write(list(range(8)), 40_000)
+        seen: list[bool] = []
+
+        def read() -> None:
+            try:
+                while True:
+                    seen.extend(desk.read(list(range(8))))
+            except ClosedError:
+                pass
+
+        with closing(desk.tier):
+            thread = threading.Thread(target=read)
+            thread.start()
+            while not seen:
+                pass
+        thread.join()
+        assert all(seen)
+
+
+class TierKit(ReadingKit):
+    """Subclass it and provide the fixture `make_tier`."""
+
+    capacity = 8 << 20
+
+    @pytest.fixture
+    def make_tier(self) -> MakeTier:
+        """Build a tier that copies from and to this arena and holds this many bytes."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def desk(self, make_tier: MakeTier, arena: Arena) -> Iterator[Desk]:
+        """A fresh tier."""
+        with closing(make_tier(arena, self.capacity)) as tier:
+            yield Desk(tier, arena)
+
+    def test_a_key_never_changes(self, desk: Desk) -> None:
+        assert desk.write([1, 1], 5000) == [True, True]
+        used = desk.tier.usage()
+        assert desk.write([1], 5000) == [True]
+        assert desk.tier.usage().used == used.used
+        assert desk.tier.usage().blocks == 1
+        assert desk.read([1]) == [True]
 
     def test_removed_keys_are_gone_and_can_be_written_again(self, desk: Desk) -> None:
         desk.write([1, 2, 3], 5000)
@@ -214,39 +259,3 @@ class TierKit:
             thread.join()
         assert not errors, errors
         assert desk.tier.usage().used <= self.capacity
-
-    def test_closed_is_closed(self, desk: Desk) -> None:
-        desk.write([1], 5000)
-        desk.tier.close()
-        desk.tier.close()
-        calls: list[Callable[[], object]] = [
-            lambda: desk.read([1]),
-            lambda: desk.write([1], 5000),
-            lambda: desk.contains([1]),
-            lambda: desk.tier.remove([key_of(1)]),
-            desk.tier.inventory,
-            desk.tier.dropped,
-            desk.tier.usage,
-        ]
-        for call in calls:
-            with pytest.raises(ClosedError):
-                call()
-
-    def test_closing_waits_for_readers(self, desk: Desk) -> None:
-        desk.write(list(range(8)), 40_000)
-        seen: list[bool] = []
-
-        def read() -> None:
-            try:
-                while True:
-                    seen.extend(desk.read(list(range(8))))
-            except ClosedError:
-                pass
-
-        with closing(desk.tier):
-            thread = threading.Thread(target=read)
-            thread.start()
-            while not seen:
-                pass
-        thread.join()
-        assert all(seen)

@@ -9,10 +9,11 @@ import pytest
 from kvtier.lossless.method import Method
 from kvtier.memory.arena import Arena
 from kvtier.testing.payloads import normal_payload_of
-from kvtier.testing.tier import MakeTier, TierKit, on_disk
+from kvtier.testing.tier import MakeTier, ReadingKit, TierKit, on_disk
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.nvme import NvmeTier
 from kvtier.tiers.several import Several
+from tests.peer_fixture import PeerDesk, far, near
 
 
 class TestNvme(TierKit):
@@ -93,3 +94,11 @@ class TestGpuInHostMemory(TierKit):
 
     def test_is_labelled_as_an_emulation(self, desk):
         assert desk.tier.label == "gpu(host)"
+
+
+class TestPeer(ReadingKit):
+    @pytest.fixture
+    def desk(self, arena: Arena):
+        with far() as host, near(arena) as tier:
+            yield PeerDesk(tier, arena, hosts=[host])
+            assert not host.shelf.held
