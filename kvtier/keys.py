@@ -44,7 +44,7 @@ class Keyspace:
     model: str
     revision: str
     plan: str
-    tenant: str = ""
+    tenant: str = field(default="", repr=False)
     layout: str = "canonical"
     overrides: Mapping[str, str] = field(default_factory=dict, hash=False)
     kv_scales: str = ""

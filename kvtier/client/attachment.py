@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import grpc
 
 from kvtier.client.presence import Presence
+from kvtier.client.way import Memory, Metadata
 from kvtier.errors import DeadlineExceeded, ProtocolMismatch, SessionUnavailable
 from kvtier.rpc.channel import error_of
 from kvtier.rpc.kvtier_pb2 import ClientNote, Hello, HostNote, Join, Welcome
@@ -27,9 +28,10 @@ class Attachment:
         lost: the stream has ended; everything that was granted on it is void.
         sent: notes sent on it.
         session: its number; 0 before `join`.
+        memory: where its slots are read and written; set by who joins.
     """
 
-    def __init__(self, stub: DoorStub, where: Path) -> None:
+    def __init__(self, stub: DoorStub, where: str, metadata: Metadata = ()) -> None:
         self._where = where
         self._notes: SimpleQueue[ClientNote | None] = SimpleQueue()
         self._presence: Presence | None = None
@@ -39,7 +41,8 @@ class Attachment:
         self.lost = False
         self.sent = 0
         self.session = 0
-        self._stream = stub.Attach(iter(self._notes.get, None))
+        self.memory: Memory
+        self._stream = stub.Attach(iter(self._notes.get, None), metadata=metadata)
 
     def greet(self, timeout: float) -> Welcome:
         """Say who we are; the host says where its arena is.
@@ -56,11 +59,15 @@ class Attachment:
             )
         return welcome
 
-    def join(self, presence: Presence, timeout: float) -> None:
-        """Begin the session under this number; the lock is this attachment's from now on."""
+    def join(self, presence: Presence | None, timeout: float) -> None:
+        """Begin the session under this number; the lock is this attachment's from now on.
+
+        Without one the host chooses a number.
+        """
         self._presence = presence
-        self._exchange(ClientNote(join=Join(session=presence.session)), timeout)
-        self.session = presence.session
+        number = presence.session if presence is not None else 0
+        joined = self._exchange(ClientNote(join=Join(session=number)), timeout).joined
+        self.session = number or joined.session
         if not self._stream.add_callback(self._end):
             self._end()
 

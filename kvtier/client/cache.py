@@ -83,6 +83,7 @@ class Cache:
         """
         if not revision:
             raise ConfigError("revision is empty; name the weights' revision, so that other weights never answer")
+        parts["tenant"] = self.session.salt + parts.get("tenant", "")
         keyspace = Keyspace(spec, model, revision, canonical_plan(plan, spec), overrides=overrides or {}, **parts)
         if not 0 <= rank < keyspace.tp_size:
             raise ConfigError(f"rank {rank} is not one of the {keyspace.tp_size} tensor-parallel ranks (tp_size)")
@@ -95,6 +96,7 @@ class Cache:
             )
         if ttl is not None and not is_lifetime(ttl):
             raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, a billion at most, or None")
+        self.session.claim(keyspace.canonical())
         scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads, self._device, ttl or 0.0)
         return self._spaces.setdefault((keyspace.root, rank, ttl), Space(scope, rank=rank, saver=self._saver))
 
@@ -110,6 +112,19 @@ class Cache:
             for position, block in enumerate(space.inspect(token_ids))
             if block is not None
         ]
+
+    def where(self, token_ids: Any) -> list[dict[str, Any]]:
+        """Which hosts hold how much of a sequence, in every keyspace opened through this cache, longest prefix first.
+
+        Returns:
+            One dictionary a keyspace and host: what `Space.where` says, with `model` and `plan`.
+        """
+        found = [
+            {"model": space.keyspace.model, "plan": space.keyspace.plan, **place}
+            for space in {(root, rank): space for (root, rank, _), space in list(self._spaces.items())}.values()
+            for place in space.where(token_ids)
+        ]
+        return sorted(found, key=lambda place: -int(place["tokens"]))
 
     def status(self) -> dict[str, Any]:
         """The host's status, with this client's counters as `client`, and how it reads the GPU tier as `device`.

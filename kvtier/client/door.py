@@ -1,4 +1,4 @@
-"""A session with the host's kvtier over its Unix socket."""
+"""A session with a host's kvtier: over its Unix socket, or from another host."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from kvtier.client.attachment import Attachment
 from kvtier.client.line import Line
+from kvtier.client.mapping import SocketWay
+from kvtier.client.way import Way
 from kvtier.errors import DeadlineExceeded, SessionUnavailable, UsageError
-from kvtier.hierarchy.answers import GRANT, SLOT, Matched, Reserved
+from kvtier.hierarchy.answers import GRANT, SLOT, Matched, Placement, Reserved
 from kvtier.memory.device import DeviceMemory, attach
 from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.channel import error_of, open_channel
@@ -33,7 +35,7 @@ PIN_PATIENCE = 10.0
 
 
 class DoorSession:
-    """`Session` with the host whose door is at `socket`. Attaches at once, and again whenever the host comes back.
+    """`Session` with the host behind a door. Attaches at once, and again whenever the host comes back.
 
     While nobody answers, calls raise `SessionUnavailable` without waiting. What was leased or reserved before is void
     then; `epoch` has changed. Slots are kept for those who still write into them: for each reservation until its
@@ -42,7 +44,7 @@ class DoorSession:
     gRPC does not survive a fork: in a forked child every call raises `UsageError`; open a session there instead.
 
     Args:
-        socket: the door.
+        door: its Unix socket, or another way to it.
         connect_timeout: seconds that attaching may take at first.
         call_timeout: seconds that a call may take, besides what it was told to wait.
         clock: monotonic seconds.
@@ -50,12 +52,12 @@ class DoorSession:
     Raises:
         SessionUnavailable: nobody answers there.
         ProtocolMismatch: the host has another version.
-        Unauthenticated: this user may not use its arena.
+        Unauthenticated: this user may not use its arena, or the token is not one of its tokens.
     """
 
     def __init__(
         self,
-        socket: Path | str,
+        door: Path | str | Way,
         *,
         connect_timeout: float = 5.0,
         call_timeout: float = 1.0,
@@ -66,11 +68,19 @@ class DoorSession:
         self._calls = itertools.count(1)
         self._mine = _Mine()
         self._loose: set[int] = set()
-        self._line = Line(Path(socket), connect_timeout, clock)
+        way = SocketWay(Path(door)) if isinstance(door, Path | str) else door
+        self._line = Line(way, connect_timeout, clock)
 
     @property
     def epoch(self) -> int:
         return self._line.epoch
+
+    @property
+    def salt(self) -> str:
+        return self._line.salt or ""
+
+    def claim(self, keyspace: bytes) -> None:
+        self._line.claim(keyspace)
 
     def readable(self) -> NDArray[np.uint8]:
         return self._line.mapping.readable
@@ -110,9 +120,15 @@ class DoorSession:
             raise
         slots, tiers = unpack_array(reply.slots, SLOT), unpack_array(reply.tiers, np.uint8)
         inside = unpack_array(reply.inside or bytes(len(slots)), np.bool_)
+        if reply.leased:
+            at.memory.leased(call, keys, slots)
         return Matched(call if reply.leased else 0, slots, reply.staging, tiers, inside, reply.device)
 
+    def fetch(self, lease: int, first: int, end: int) -> int:
+        return self._line.mapping.fetch(lease, first, end)
+
     def release(self, lease: int, seconds: float = 0.0) -> None:
+        self._line.mapping.released(lease)
         # A number of an earlier attachment names nothing on this one.
         self._line.note(pb.ClientNote(release=pb.Release(call=lease, seconds=seconds)))
 
@@ -140,7 +156,10 @@ class DoorSession:
             self._loose.add(call)
         else:
             self._mine.tickets.append(call)
-        return Reserved(call if reply.granted else 0, unpack_array(reply.grants, GRANT), reply.reason)
+        grants = unpack_array(reply.grants, GRANT)
+        if reply.granted:
+            at.memory.reserved(call, nbytes, grants)
+        return Reserved(call if reply.granted else 0, grants, reply.reason)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -158,16 +177,17 @@ class DoorSession:
         if at is None or at.lost:
             self._written(ticket)
             return [False] * len(written)
-        request = pb.CommitRequest(
-            session=at.session, after=at.sent, call=ticket, written=pack_numbers(written), seconds=seconds
-        )
         try:
+            sent = at.memory.send(ticket, written)
+            request = pb.CommitRequest(session=at.session, after=at.sent, call=ticket, seconds=seconds)
+            request.written = pack_numbers(sent)
             reply = self._line.ask(self._line.stub.Commit, request, self._clock() + self._timeout, at)
         except BaseException:
             self._abort(ticket)
             raise
         self._written(ticket)
-        return [bool(one) for one in reply.visible]
+        visible = dict(zip(sent, reply.visible, strict=False))
+        return [bool(visible.get(position)) for position in written]
 
     def condemn(self, keys: Sequence[bytes], why: str) -> None:
         self._line.note(pb.ClientNote(condemn=pb.Condemn(keys=pack_keys(keys), why=why)))
@@ -196,7 +216,7 @@ class DoorSession:
             except grpc.FutureCancelledError:
                 answer.set_exception(SessionUnavailable("the session was closed"))
 
-        self._line.stub.Prefetch.future(request, timeout=PREFETCH_TIMEOUT).add_done_callback(settle)
+        self._line.begin(self._line.stub.Prefetch, request, PREFETCH_TIMEOUT).add_done_callback(settle)
         return answer
 
     def pin(self, keys: Sequence[bytes], seconds: float) -> int:
@@ -226,6 +246,12 @@ class DoorSession:
         reply = self._line.ask(self._line.stub.Inspect, request, until, at)
         return msgspec.json.decode(reply.json, type=list[dict[str, Any] | None])
 
+    def where(self, keys: Sequence[bytes]) -> Placement:
+        packed = pack_keys(keys)
+        at, until = self._attached()
+        request = pb.WhereRequest(session=at.session, after=at.sent, keys=packed)
+        return msgspec.json.decode(self._line.ask(self._line.stub.Where, request, until, at).json, type=Placement)
+
     def status(self) -> dict[str, Any]:
         at, until = self._attached()
         request = pb.StatusRequest(session=at.session, after=at.sent)
@@ -252,6 +278,7 @@ class DoorSession:
         self._loose.discard(ticket)
         at = self._line.tickets.pop(ticket, None)
         if at is not None:
+            at.memory.ended(ticket)
             at.end()
         return at
 
@@ -260,6 +287,21 @@ class _Mine(threading.local):
     """Reservations made in this thread's innermost `writing` context; None outside of any."""
 
     tickets: list[int] | None = None
+
+
+def ask_where(socket: Path | str, keys: Sequence[bytes], *, timeout: float = 1.0) -> Placement:
+    """Which hosts hold how much of a chain, as the host whose door is at `socket` knows, without a session.
+
+    Raises:
+        SessionError: it does not answer.
+    """
+    request = pb.WhereRequest(keys=pack_keys(keys))
+    with open_channel(Path(socket)) as channel:
+        try:
+            reply = DoorStub(channel).Where(request, timeout=timeout)
+        except grpc.RpcError as exc:
+            raise error_of(exc, str(socket)) from exc
+    return msgspec.json.decode(reply.json, type=Placement)
 
 
 def ask_status(socket: Path | str, *, timeout: float = 1.0) -> dict[str, Any]:
@@ -272,5 +314,5 @@ def ask_status(socket: Path | str, *, timeout: float = 1.0) -> dict[str, Any]:
         try:
             reply = DoorStub(channel).Status(pb.StatusRequest(), timeout=timeout)
         except grpc.RpcError as exc:
-            raise error_of(exc, Path(socket)) from exc
+            raise error_of(exc, str(socket)) from exc
     return msgspec.json.decode(reply.json, type=dict[str, Any])

@@ -129,9 +129,11 @@ class Hit:
         self._loaded[wanted.start : wanted.stop] = 0
         good, room = 0, min(target.tokens, self.tokens) // spec.block_tokens
         while True:
-            good = self._copy(target, wanted, good, verify=verify)
+            end = min(len(self._slots), room)
+            there = good + (self._scope.session.fetch(self._matched.lease, good, end) if good < end else 0)
+            before, good = good, self._copy(target, wanted, good, there, verify=verify)
             self._seconds += time.perf_counter() - began
-            if good < len(self._slots) or good >= room or not self._more():
+            if good < there or good >= room or (before == good < end) or (good == end and not self._more()):
                 break
             began = time.perf_counter()
         self._loaded[wanted.start : wanted.stop] = good * spec.block_tokens
@@ -166,10 +168,9 @@ class Hit:
         if self._matched.lease and self._arena.epoch == self._scope.session.epoch:
             self._scope.session.release(self._matched.lease, seconds)
 
-    def _copy(self, target: Target, layers: range, first: int, *, verify: bool) -> int:
-        """Decode what is genuine, from block `first` on; how many blocks, from block 0, were ours until the end."""
+    def _copy(self, target: Target, layers: range, first: int, end: int, *, verify: bool) -> int:
+        """Decode what is genuine of blocks `first` to `end`; how many, from block 0, were ours until the end."""
         scope = self._scope
-        end = min(len(self._slots), target.tokens // scope.keyspace.spec.block_tokens)
         try:
             end = first + self._genuine(first, first + self._mapped(first, end), verify=verify)
             self._decode(target, layers, first, end)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import grpc
 
 from kvtier.client.attachment import Attachment
 from kvtier.client.backoff import Backoff
-from kvtier.client.mapping import ArenaMapping
-from kvtier.client.presence import Presence
-from kvtier.errors import ClosedError, DeadlineExceeded, SessionError, SessionUnavailable, UsageError
-from kvtier.rpc.channel import ENDS_SESSION, code_of, error_of, open_channel
-from kvtier.rpc.kvtier_pb2 import ClientNote
+from kvtier.client.way import Memory, Way
+from kvtier.errors import ClosedError, DeadlineExceeded, SessionError, SessionUnavailable, Unauthenticated, UsageError
+from kvtier.rpc.channel import ENDS_SESSION, code_of, error_of
+from kvtier.rpc.kvtier_pb2 import Claim, ClientNote, Welcome
 from kvtier.rpc.kvtier_pb2_grpc import DoorStub
 
 Q = TypeVar("Q")
@@ -27,34 +25,39 @@ CLOSING = 1.0
 
 
 class Line:
-    """A channel to one door, the attachment on it, and the arena behind it. Thread-safe.
+    """A channel to one door, the attachment on it, and the memory behind it. Thread-safe.
 
     Args:
-        where: socket of the door.
+        way: how the host is reached.
         timeout: seconds that attaching may take at first.
         clock: monotonic seconds.
 
     Attributes:
+        where: the door, for people.
         stub: the calls.
-        mapping: the arena.
+        mapping: where slots are read and written.
         epoch: changes with each attachment.
+        salt: of the tenant.
         tickets: reservations that may still be written into, by number, with the attachment that they were made on. The
             mapping is not replaced and the attachment's lock does not fall while one is here.
     """
 
-    def __init__(self, where: Path, timeout: float, clock: Callable[[], float]) -> None:
-        self.where = where
+    def __init__(self, way: Way, timeout: float, clock: Callable[[], float]) -> None:
+        self.where = way.where
+        self._way = way
         self._timeout = timeout
         self._clock = clock
         self._pid = os.getpid()
         self._closed = False
         self._attaching = threading.Lock()
         self._backoff = Backoff(clock)
-        self._channel = open_channel(where)
+        self._channel = way.open()
         self.stub = DoorStub(self._channel)
         self.tickets: dict[int, Attachment] = {}
+        self._claims: dict[bytes, None] = {}
         self.epoch = 0
-        self.mapping: ArenaMapping
+        self.salt: str | None = None
+        self.mapping: Memory
         try:
             self._at = self._attach(clock() + timeout)
         except BaseException:
@@ -84,7 +87,7 @@ class Line:
             SessionError: whatever became of it.
         """
         try:
-            reply = method(request, timeout=max(0.0, until - self._clock()))
+            reply = method(request, timeout=max(0.0, until - self._clock()), metadata=self._way.metadata)
         except grpc.RpcError as exc:
             error = error_of(exc, self.where)
             if code_of(exc) in ENDS_SESSION:
@@ -97,10 +100,21 @@ class Line:
         self._backoff.worked()
         return reply
 
+    def begin(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout: float) -> grpc.Future[A]:
+        """Make one call whose answer is waited for elsewhere."""
+        return method.future(request, timeout=timeout, metadata=self._way.metadata)
+
     def note(self, note: ClientNote) -> None:
         """Say something that needs no answer; nothing happens where nobody listens."""
         if os.getpid() == self._pid:
             self._at.note(note)
+
+    def claim(self, keyspace: bytes) -> None:
+        """Tell the host, and every later life of it, that this keyspace is used; only where keys are salted."""
+        with self._attaching:
+            if self.salt and keyspace not in self._claims:
+                self._claims[keyspace] = None
+                self.note(ClientNote(claim=Claim(keyspace=keyspace)))
 
     def close(self) -> None:
         """Hang up; idempotent."""
@@ -110,6 +124,7 @@ class Line:
             self._closed = True
             self._at.close(min(self._timeout, CLOSING))
             self._channel.close()
+            self.mapping.close()
 
     def _attach_again(self, until: float) -> None:
         if not self._attaching.acquire(timeout=max(0.0, until - self._clock())):
@@ -122,28 +137,41 @@ class Line:
             self._attaching.release()
 
     def _attach(self, until: float) -> Attachment:
-        at = Attachment(self.stub, self.where)
+        at = Attachment(self.stub, self.where, self._way.metadata)
         try:
             welcome = at.greet(until - self._clock())
-            folder = Path(welcome.arena)
-            self._map(folder)
-            at.join(Presence(folder), until - self._clock())
+            self._salted(welcome.salt.hex())
+            self._map(welcome)
+            at.join(self._way.presence(welcome), until - self._clock())
         except BaseException as exc:
             at.lose()
             if isinstance(exc, SessionError):
                 self._backoff.failed(exc)
             raise
+        for keyspace in self._claims:
+            at.note(ClientNote(claim=Claim(keyspace=keyspace)))
+        self.mapping.begin(at.session)
+        at.memory = self.mapping
         self._backoff.worked()
         self.epoch = welcome.epoch << 32 | at.session
         return at
 
-    def _map(self, folder: Path) -> None:
-        """Map the arena, unless it is mapped."""
-        mapping = getattr(self, "mapping", None)
-        if mapping is not None and mapping.is_of(folder):
+    def _salted(self, salt: str) -> None:
+        """Note the tenant's salt; keys that were made with another one would find nothing."""
+        if self.salt is None:
+            self.salt = salt
+        elif salt != self.salt:
+            raise Unauthenticated(f"the host at {self.where} has another salt for this tenant; connect anew")
+
+    def _map(self, welcome: Welcome) -> None:
+        """Open the memory behind the door, unless it is open."""
+        known = getattr(self, "mapping", None)
+        if known is not None and known.is_of(welcome):
             return
         if self.tickets:
             raise SessionUnavailable(
                 f"the host at {self.where} has a new arena; {len(self.tickets)} saves into the old one must end first"
             )
-        self.mapping = ArenaMapping(folder)
+        self.mapping = self._way.memory(welcome)
+        if known is not None:
+            known.close()

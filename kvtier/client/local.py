@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.errors import DeadlineExceeded
-from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.hierarchy.answers import Matched, Placement, Reserved
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.loading import Wish
 from kvtier.memory.device import DeviceMemory, attach
@@ -27,6 +27,8 @@ _numbers = itertools.count(1)
 class LocalSession:
     """`Session` without a server: for tests, notebooks and single-process use."""
 
+    salt = ""
+
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
         self._number = next(_numbers)
@@ -36,6 +38,9 @@ class LocalSession:
         self._readable.flags.writeable = False
         self._generations = hierarchy.arena.generations.view()
         self._generations.flags.writeable = False
+
+    def claim(self, keyspace: bytes) -> None:
+        """See `Session`."""
 
     def readable(self) -> NDArray[np.uint8]:
         """See `Session`."""
@@ -69,6 +74,10 @@ class LocalSession:
         """See `Session`."""
         first = not stream or wait == 0
         return self._hierarchy.match(Wish(self._number, keys, prefill, stream, after, first, device), wait)
+
+    def fetch(self, lease: int, first: int, end: int) -> int:
+        """See `Session`."""
+        return end - first
 
     def release(self, lease: int, seconds: float = 0.0) -> None:
         """See `Session`."""
@@ -120,6 +129,10 @@ class LocalSession:
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
         """See `Session`."""
         return self._hierarchy.inspect(keys)
+
+    def where(self, keys: Sequence[bytes]) -> Placement:
+        """See `Session`."""
+        return self._hierarchy.where(keys)
 
     def status(self) -> dict[str, Any]:
         """See `Session`."""

@@ -1,15 +1,22 @@
-"""The arena as one client maps it."""
+"""The way to the host of this process, and the arena as one client maps it."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier.client.presence import Presence
+from kvtier.client.way import Metadata
 from kvtier.errors import SessionUnavailable
 from kvtier.memory.arena import Arena
+from kvtier.rpc.channel import open_channel
+from kvtier.rpc.kvtier_pb2 import Welcome
 
 Identity = tuple[tuple[int, int, int], ...]
 
@@ -39,12 +46,34 @@ class ArenaMapping:
         """Whether the folder still has this arena, not another one."""
         return _identity(self._folder) == self._identity
 
-    def is_of(self, folder: Path) -> bool:
-        """Whether this is the arena in `folder`."""
-        return folder == self._folder and self.current
+    def is_of(self, welcome: Welcome) -> bool:
+        return Path(welcome.arena) == self._folder and self.current
+
+    def begin(self, session: int) -> None:
+        pass
+
+    def leased(self, lease: int, keys: Sequence[bytes], slots: NDArray[Any]) -> None:
+        pass
+
+    def fetch(self, lease: int, first: int, end: int) -> int:
+        return end - first
+
+    def released(self, lease: int) -> None:
+        pass
+
+    def reserved(self, ticket: int, nbytes: Sequence[int], grants: NDArray[Any]) -> None:
+        pass
+
+    def send(self, ticket: int, written: Sequence[int]) -> Sequence[int]:
+        return written
+
+    def ended(self, ticket: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def writable(self) -> NDArray[np.uint8]:
-        """Its bytes, for writing into reserved slots only."""
         with self._lock:
             if self._writable is None:
                 memory = Arena.attach(self._folder, writable=True).memory
@@ -55,6 +84,25 @@ class ArenaMapping:
     def _check(self) -> None:
         if not self.current:
             raise SessionUnavailable(f"the arena in {self._folder} was replaced; the session attaches again")
+
+
+class SocketWay:
+    """To the host that this process runs on: its Unix socket, and the arena, which is mapped."""
+
+    metadata: Metadata = ()
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self.where = str(socket)
+
+    def open(self) -> grpc.Channel:
+        return open_channel(self._socket)
+
+    def memory(self, welcome: Welcome) -> ArenaMapping:
+        return ArenaMapping(Path(welcome.arena))
+
+    def presence(self, welcome: Welcome) -> Presence:
+        return Presence(Path(welcome.arena))
 
 
 def _identity(folder: Path) -> Identity:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.hierarchy.answers import Matched, Placement, Reserved
 from kvtier.memory.device import DeviceMemory
 from kvtier.tiers.base import TierNumber
 
@@ -24,6 +24,15 @@ class Session(Protocol):
     @property
     def epoch(self) -> int:
         """Changes when the session attached anew; what was leased or reserved before is void."""
+        ...
+
+    @property
+    def salt(self) -> str:
+        """What stands before `tenant` in every keyspace of this session; empty where nobody is kept from anybody."""
+        ...
+
+    def claim(self, keyspace: bytes) -> None:
+        """Say that a keyspace (its canonical encoding) is used; a host that keeps tenants apart asks for that."""
         ...
 
     def readable(self) -> NDArray[np.uint8]:
@@ -74,6 +83,18 @@ class Session(Protocol):
             stream: whether this call is one of several for the same keys.
             after: blocks that an earlier call of the stream gave.
             device: epoch of the GPU tier's memory that the caller has attached; 0 for none.
+        """
+        ...
+
+    def fetch(self, lease: int, first: int, end: int) -> int:
+        """Bring leased slots to where `readable` shows them; how many are there, from slot `first` of the lease on.
+
+        Waits until one is, if only that is to be had; all of them at once where the arena is mapped. 0: none will come.
+
+        Args:
+            lease: its number.
+            first: slot to begin with.
+            end: slot to end before.
         """
         ...
 
@@ -146,6 +167,10 @@ class Session(Protocol):
 
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
         """For each key what the host knows of it, or None: tiers, nbytes, codec, created, last_access, hits."""
+        ...
+
+    def where(self, keys: Sequence[bytes]) -> Placement:
+        """Which hosts hold how much of a chain, the longest prefix first. Nothing is leased, moved or counted."""
         ...
 
     def status(self) -> dict[str, Any]:

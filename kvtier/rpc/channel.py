@@ -72,12 +72,12 @@ def open_channel(socket: Path) -> grpc.Channel:
     return grpc.insecure_channel(f"unix:{socket.absolute()}", list(OPTIONS))
 
 
-def error_of(failed: grpc.RpcError, where: Path) -> SessionError:
+def error_of(failed: grpc.RpcError, where: str) -> SessionError:
     """What a failed call means to its caller.
 
     Args:
         failed: what gRPC raised.
-        where: socket of the door, for the message.
+        where: the door, for the message.
     """
     code = code_of(failed)
     details = failed.details() or code.name

@@ -111,6 +111,11 @@ def found(session: Session, first: int, count: int) -> int:
 
 def holds(session: Session, matched: Matched, first: int) -> bool:
     """Whether the leased slots hold what the seeds say, under the generations that the lease names."""
+    there, count = 0, len(matched.slots)
+    while there < count and (more := session.fetch(matched.lease, there, count)):
+        there += more
+    if there < count:
+        return False
     for i, slot in enumerate(matched.slots):
         offset, nbytes = int(slot["offset"]), int(slot["nbytes"])
         payload = session.readable()[offset : offset + nbytes]
@@ -317,6 +322,22 @@ class SessionKit:
         assert (block["tiers"], block["nbytes"], block["codec"], block["hits"]) == (["cpu"], NBYTES, 1, 1)
         assert block["leased"] is True
         assert 0 < block["created"] <= block["last_access"]
+
+    def test_where_says_how_much_of_a_chain_a_host_has_and_changes_nothing(self, open_session: OpenSession) -> None:
+        session = open_session()
+        assert session.where(chain(0, 3)).places == ()
+        save(session, 0, 4)
+        session.move(chain(2, 2), TierNumber.NVME, PATIENCE)
+        before = session.status()
+        (place,) = session.where(chain(0, 6)).places
+        assert (place.here, place.blocks, place.tiers) == (True, 4, {"cpu": 2, "nvme": 2})
+        assert place.host
+        assert session.where(chain(1, 1)).places[0].blocks == 1
+        assert session.where([]).places == ()
+        after = session.status()
+        assert {name: after[name] for name in ("leases", "lookups", "hits", "misses", "moves", "staging")} == {
+            name: before[name] for name in ("leases", "lookups", "hits", "misses", "moves", "staging")
+        }
 
     def test_status_is_plain_values(self, open_session: OpenSession) -> None:
         session = open_session()
