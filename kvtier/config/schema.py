@@ -154,7 +154,8 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description='"embedded": a Redis server that `kvtier up` starts; "local": none, for a single host; or '
-            "redis://[user@]host:port/db, rediss://... (TLS), unix:///path."
+            "redis://[user@]host:port/db, unix:///path, redis+sentinel://host:port,host:port/NAME[/db], "
+            "redis+cluster://host:port,host:port; rediss... in place of redis for TLS."
         ),
     ] = "embedded"
     password_file: Annotated[
@@ -170,10 +171,12 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
                 "index.url carries a password: take it out, and set index.password_file to a file that holds it, "
                 "or $KVTIER_REDIS_PASSWORD"
             )
-        if self.url not in ("embedded", "local") and not re.match(r"(rediss?|unix)://", self.url):
+        if self.url not in ("embedded", "local") and not re.match(
+            r"(rediss?(\+sentinel|\+cluster)?|unix)://", self.url
+        ):
             raise ConfigError(
                 f'index.url is {self.url!r}; set it to "embedded", "local", or a URL that begins with redis://, '
-                "rediss:// or unix://"
+                "rediss://, unix://, redis+sentinel:// or redis+cluster://"
             )
 
 
