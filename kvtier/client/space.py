@@ -16,7 +16,7 @@ from kvtier.client.save import Saved, SaveJob, Saver, refuse
 from kvtier.client.scope import Chain, Scope, is_lifetime
 from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, SessionError, UsageError
-from kvtier.hierarchy.answers import Matched
+from kvtier.hierarchy.answers import Matched, Placement
 from kvtier.rpc.protocol import LONGEST_WAIT
 from kvtier.tiers.base import OWN, TierNumber
 
@@ -226,6 +226,31 @@ class Space:
         """
         addresses = self.chain(token_ids, extra=extra).addresses
         return self._or(lambda: self.session.inspect(addresses), [None] * len(addresses))
+
+    def where(self, token_ids: Any, *, extra: Sequence[bytes] | None = None) -> list[dict[str, Any]]:
+        """Which hosts hold how much of a sequence, the longest prefix first, so that a router can choose.
+
+        Nothing is leased, moved or counted. Of a block that more than 8 hosts hold, the last 8 that came to hold it are
+        known.
+
+        Returns:
+            For each host that has something of it a dictionary with `host` (its name), `here` (whether it is this one),
+            `blocks`, `tokens`, and `tiers` (how many of the blocks are in which tier, by the tier's name). When the
+            index does not answer only this host is in it, counted as `where_index`.
+        """
+        addresses = self.chain(token_ids, extra=extra).addresses
+        placement = self._or(lambda: self.session.where(addresses), Placement(()))
+        self._scope.counters["where_index"] += not placement.complete
+        return [
+            {
+                "host": place.host,
+                "here": place.here,
+                "blocks": place.blocks,
+                "tokens": place.blocks * self.block_tokens,
+                "tiers": place.tiers,
+            }
+            for place in placement.places
+        ]
 
     def _or(self, call: Callable[[], T], otherwise: T) -> T:
         try:

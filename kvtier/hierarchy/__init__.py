@@ -12,6 +12,7 @@
     pace        how fast blocks come from each tier, and whether loading them is worth it
     limits      what one session may hold, the watermarks, and which rules choose
     report      what people are told: status, inspect
+    placement   which host holds how much of a chain, for routers
     room        how the CPU tier gets room: what can be freed at once, what must be written down first
     staging     blocks on their way into the arena, one flight a key
     promotion   blocks on their way into the GPU tier

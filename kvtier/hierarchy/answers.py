@@ -64,3 +64,33 @@ class Reserved:
     ticket: int
     grants: NDArray[Any]
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one host has of a chain.
+
+    Attributes:
+        host: its name.
+        here: whether it is the host that was asked.
+        blocks: of the chain that it has, from the first on.
+        tiers: how many of these are best in each tier, by the tier's name.
+    """
+
+    host: str
+    here: bool
+    blocks: int
+    tiers: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Answer to `where`.
+
+    Attributes:
+        places: hosts that have something of it, the longest prefix first.
+        complete: whether other hosts were looked up; False when the index did not answer.
+    """
+
+    places: tuple[Place, ...]
+    complete: bool = True

@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from kvtier.block import slot_nbytes
-from kvtier.hierarchy import loading, report, retention, saving, stock, transfer
-from kvtier.hierarchy.answers import Matched, Reserved
+from kvtier.hierarchy import loading, placement, report, retention, saving, stock, transfer
+from kvtier.hierarchy.answers import Matched, Placement, Reserved
 from kvtier.hierarchy.lending import Lending
 from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
@@ -242,6 +242,10 @@ class Hierarchy:
     def inspect(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
         """See `Session.inspect`."""
         return report.inspect(self.state, keys)
+
+    def where(self, keys: Sequence[bytes]) -> Placement:
+        """See `Session.where`; asks the index."""
+        return placement.where(self.state, keys)
 
     def status(self) -> dict[str, Any]:
         """Tiers, counters, sessions and index of this host, as plain values."""

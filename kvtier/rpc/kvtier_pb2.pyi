@@ -771,6 +771,51 @@ class DeviceReply(_message.Message):
 Global___DeviceReply: _TypeAlias = DeviceReply  # noqa: Y015
 
 @_typing.final
+class WhereRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    after: _builtins.int
+    keys: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        after: _builtins.int = ...,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "keys", b"keys", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhereRequest: _TypeAlias = WhereRequest  # noqa: Y015
+
+@_typing.final
+class WhereReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    json: _builtins.bytes
+    """`kvtier.hierarchy.answers.Placement`"""
+    def __init__(
+        self,
+        *,
+        json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhereReply: _TypeAlias = WhereReply  # noqa: Y015
+
+@_typing.final
 class InspectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -60,6 +60,11 @@ class DoorStub:
                 request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceRequest.SerializeToString,
                 response_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceReply.FromString,
                 _registered_method=True)
+        self.Where = channel.unary_unary(
+                '/kvtier.v1.Door/Where',
+                request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.WhereRequest.SerializeToString,
+                response_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.WhereReply.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/kvtier.v1.Door/Inspect',
                 request_serializer=kvtier_dot_rpc_dot_kvtier__pb2.InspectRequest.SerializeToString,
@@ -130,9 +135,15 @@ class DoorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Inspect(self, request, context):
-        """These two need no session: theirs may be 0.
+    def Where(self, request, context):
+        """These need no session: theirs may be 0.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Inspect(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -190,6 +201,11 @@ def add_DoorServicer_to_server(servicer, server):
                     servicer.Device,
                     request_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceRequest.FromString,
                     response_serializer=kvtier_dot_rpc_dot_kvtier__pb2.DeviceReply.SerializeToString,
+            ),
+            'Where': grpc.unary_unary_rpc_method_handler(
+                    servicer.Where,
+                    request_deserializer=kvtier_dot_rpc_dot_kvtier__pb2.WhereRequest.FromString,
+                    response_serializer=kvtier_dot_rpc_dot_kvtier__pb2.WhereReply.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -445,6 +461,33 @@ class Door:
             '/kvtier.v1.Door/Device',
             kvtier_dot_rpc_dot_kvtier__pb2.DeviceRequest.SerializeToString,
             kvtier_dot_rpc_dot_kvtier__pb2.DeviceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Where(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.Door/Where',
+            kvtier_dot_rpc_dot_kvtier__pb2.WhereRequest.SerializeToString,
+            kvtier_dot_rpc_dot_kvtier__pb2.WhereReply.FromString,
             options,
             channel_credentials,
             insecure,

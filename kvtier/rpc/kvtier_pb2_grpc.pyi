@@ -43,8 +43,9 @@ class DoorStub:
     Pin: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.PinRequest, _kvtier_pb2.PinReply]
     Drop: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.DropRequest, _kvtier_pb2.DropReply]
     Device: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.DeviceRequest, _kvtier_pb2.DeviceReply]
+    Where: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.WhereRequest, _kvtier_pb2.WhereReply]
+    """These need no session: theirs may be 0."""
     Inspect: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.InspectRequest, _kvtier_pb2.InspectReply]
-    """These two need no session: theirs may be 0."""
     Status: _grpc.UnaryUnaryMultiCallable[_kvtier_pb2.StatusRequest, _kvtier_pb2.StatusReply]
 
 @_typing.type_check_only
@@ -60,8 +61,9 @@ class DoorAsyncStub(DoorStub):
     Pin: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.PinRequest, _kvtier_pb2.PinReply]  # type: ignore[assignment]
     Drop: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.DropRequest, _kvtier_pb2.DropReply]  # type: ignore[assignment]
     Device: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.DeviceRequest, _kvtier_pb2.DeviceReply]  # type: ignore[assignment]
+    Where: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.WhereRequest, _kvtier_pb2.WhereReply]  # type: ignore[assignment]
+    """These need no session: theirs may be 0."""
     Inspect: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.InspectRequest, _kvtier_pb2.InspectReply]  # type: ignore[assignment]
-    """These two need no session: theirs may be 0."""
     Status: _aio.UnaryUnaryMultiCallable[_kvtier_pb2.StatusRequest, _kvtier_pb2.StatusReply]  # type: ignore[assignment]
 
 class DoorServicer(metaclass=_abc_1.ABCMeta):
@@ -130,12 +132,19 @@ class DoorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kvtier_pb2.DeviceReply, _abc.Awaitable[_kvtier_pb2.DeviceReply]]: ...
 
     @_abc_1.abstractmethod
+    def Where(
+        self,
+        request: _kvtier_pb2.WhereRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtier_pb2.WhereReply, _abc.Awaitable[_kvtier_pb2.WhereReply]]:
+        """These need no session: theirs may be 0."""
+
+    @_abc_1.abstractmethod
     def Inspect(
         self,
         request: _kvtier_pb2.InspectRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_kvtier_pb2.InspectReply, _abc.Awaitable[_kvtier_pb2.InspectReply]]:
-        """These two need no session: theirs may be 0."""
+    ) -> _typing.Union[_kvtier_pb2.InspectReply, _abc.Awaitable[_kvtier_pb2.InspectReply]]: ...
 
     @_abc_1.abstractmethod
     def Status(

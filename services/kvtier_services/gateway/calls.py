@@ -277,6 +277,14 @@ class Calls(DoorServicer):
         return pb.DeviceReply(handle=self._hierarchy.state.device.handle())
 
     @_call
+    async def Where(self, request: pb.WhereRequest) -> pb.WhereReply:  # noqa: N802
+        """See `Session.where`."""
+        if request.session:
+            await self._guest(request.session, request.after)
+        placement = await asyncio.to_thread(self._hierarchy.where, unpack_keys(request.keys))
+        return pb.WhereReply(json=msgspec.json.encode(placement))
+
+    @_call
     async def Inspect(self, request: pb.InspectRequest) -> pb.InspectReply:  # noqa: N802
         """See `Session.inspect`."""
         if request.session:
