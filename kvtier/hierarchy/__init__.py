@@ -8,6 +8,7 @@
     saving      the hot path of saves: reserve, commit
     seeking     what other hosts have: looked up in the index
     lending     what other hosts are lent, and what they offer
+    sharing     what others are offered: copies of what is hot, and all of it when this host goes
     retention   what stays longer than its turn and what goes before it: pins, expiry, dropping on request
     pace        how fast blocks come from each tier, and whether loading them is worth it
     limits      what one session may hold, the watermarks, and which rules choose

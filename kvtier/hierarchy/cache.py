@@ -18,6 +18,7 @@ from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
 from kvtier.hierarchy.mover import Mover
 from kvtier.hierarchy.seeking import Sought
+from kvtier.hierarchy.sharing import HandedOver, Sharing
 from kvtier.hierarchy.state import Clock, State
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
@@ -62,6 +63,7 @@ class Hierarchy:
         self.state = State(CpuTier(arena), tiers, index, clock, rules)
         self.mover = Mover(self.state, high=self.limits.high, low=self.limits.low)
         self.lending = Lending(self.state, self.mover.stager, self.limits)
+        self.sharing = Sharing(self.state, rules.replicate if rules else 0)
         self._writer_gone = writer_gone
         self._settled = 0.0
         with self.state.lock:
@@ -79,6 +81,7 @@ class Hierarchy:
                 self.mover.stager.seeker.sweep,
             ]
         )
+        self.sharing.start()
 
     def close(self) -> None:
         """Stop the background, then close tiers and index; idempotent."""
@@ -87,6 +90,7 @@ class Hierarchy:
             for tier in self.state.tiers.values():
                 last_first.callback(tier.close)
             last_first.callback(self.mover.close)
+            last_first.callback(self.sharing.close)
 
     # Sessions
 
@@ -250,6 +254,10 @@ class Hierarchy:
     def status(self) -> dict[str, Any]:
         """Tiers, counters, sessions and index of this host, as plain values."""
         return report.status(self.state) | {"staging": self.mover.stager.flying, "queues": self.mover.queues()}
+
+    def hand_over(self, seconds: float) -> HandedOver:
+        """Take no more saves, and offer the hottest blocks to other hosts until time is up; waits for them."""
+        return self.sharing.hand_over(seconds)
 
     # Inside
 

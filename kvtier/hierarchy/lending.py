@@ -23,6 +23,8 @@ from kvtier.tiers.base import Slots, TierNumber
 
 TAKEN = 4
 """Offers that are being fetched at a time; while there are as many, others are declined."""
+TAKEN_SHARE = 1 / 16
+"""Part of the CPU tier that one offer may fill: what is hot elsewhere, in place of what is oldest here."""
 
 
 @dataclass(slots=True)
@@ -158,11 +160,12 @@ class Lending:
         return known
 
     def _wanted(self, keys: Sequence[bytes], nbytes: NDArray[np.int64]) -> list[tuple[bytes, int]]:
-        """The first of these that are new here, as far as there is room for them without moving anything."""
+        """The first of these that are new here, as many as this host takes at once."""
         state, pool = self._state, self._state.cpu.pool
-        room = int(self._limits.low * pool.capacity) - pool.used
-        if self._taking >= TAKEN or state.draining or len(state.abroad) >= ABROAD // 2:
+        pressed = state.relieving or (TierNumber.NVME in state.tiers and pool.used > self._limits.high * pool.capacity)
+        if pressed or self._taking >= TAKEN or state.draining or len(state.abroad) >= ABROAD // 2:
             return []
+        room = int(TAKEN_SHARE * pool.capacity)
         wanted: list[tuple[bytes, int]] = []
         for key, size in zip(keys, nbytes.tolist(), strict=True):
             if state.row(key) is not None or key in state.ledger.writing or key in state.forgetting:

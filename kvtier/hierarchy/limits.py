@@ -40,8 +40,10 @@ class Rules:
         policy: name of the CPU tier's eviction policy.
         admission: rule of `kvtier.eviction.admission.Admission`.
         endurance: bytes that NVMe may write a day; 0 for no limit.
+        replicate: hits a minute from which on a block is offered to a second host; 0 for never.
     """
 
     policy: str = "lru"
     admission: str = "auto"
     endurance: int = 0
+    replicate: int = 0

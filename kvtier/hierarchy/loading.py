@@ -126,8 +126,7 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish, sought: Sought
             state.cpu.pool.retain(outside)
             state.device.lease(there)
             state.touch(leased)
-            table.hits[leased] += 1
-            table.used[leased] = now
+            table.hit(leased, now)
             lease = state.ledger.lease(Lease(wish.session, outside, there, int(sizes[within - 1]), now))
     waiting = len(rows) - ready if staging is not None else 0
     missed = {

@@ -13,6 +13,8 @@ from kvtier.block import SPACE_NBYTES
 from kvtier.tiers.base import TierNumber
 
 GROWTH = 1024
+COOLING = 60.0
+"""Seconds over which a hit is forgotten."""
 
 
 class BlockTable:
@@ -28,6 +30,7 @@ class BlockTable:
         tiers: bit `1 << TierNumber` for each tier that has it.
         created, used: seconds since the epoch.
         hits: how often it was leased.
+        heat: hits a minute of late, as of `used`; ask `heat_of`.
         uses: how often eviction was told that it was used.
         came: tier from which it was brought up for somebody who has not had it yet; 0 for none.
         tokens, codec: tokens in it and number of its codec; 0 when not known.
@@ -53,6 +56,7 @@ class BlockTable:
         self.created = np.zeros(GROWTH, np.float64)
         self.used = np.zeros(GROWTH, np.float64)
         self.hits = np.zeros(GROWTH, np.int64)
+        self.heat = np.zeros(GROWTH, np.float64)
         self.uses = np.zeros(GROWTH, np.int64)
         self.came = np.zeros(GROWTH, np.uint8)
         self.tokens = np.zeros(GROWTH, np.int64)
@@ -89,6 +93,7 @@ class BlockTable:
         self.tiers[row] = 0
         self.created[row] = self.used[row] = now
         self.hits[row] = self.came[row] = 0
+        self.heat[row] = 0.0
         self.tokens[row] = self.codec[row] = self.expires[row] = 0
         self.space[row] = self.space_number(bytes(SPACE_NBYTES))
         self.life[row] += 1
@@ -96,6 +101,17 @@ class BlockTable:
         if parent >= 0:
             self.adopt(row, parent)
         return row
+
+    def hit(self, rows: NDArray[np.int64], now: float) -> None:
+        """These were leased."""
+        self.heat[rows] = self.heat_of(rows, now) + 1.0
+        self.hits[rows] += 1
+        self.used[rows] = now
+
+    def heat_of(self, rows: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        """Hits a minute of late: of hits that come evenly, what it tends to is their rate."""
+        found: NDArray[np.float64] = self.heat[rows] * np.exp(-np.maximum(0.0, now - self.used[rows]) / COOLING)
+        return found
 
     def note(self, rows: list[int], said: NDArray[Any]) -> None:
         """What these blocks' headers say (a `STORED` array) is known now."""

@@ -8,18 +8,20 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, Protocol
 
 from kvtier.errors import KVTierError
 from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
+from kvtier.hierarchy.sharing import HandedOver
 from kvtier.hierarchy.state import State
 from kvtier.index.base import Index
 from kvtier.memory.arena import Arena
 from kvtier.memory.pinning import Pinner
 from kvtier.peers.base import Lender
 from kvtier.tiers.base import Tier, TierNumber
+from kvtier_services.actors.events import open_events
 from kvtier_services.actors.flush import flush
 from kvtier_services.actors.folders import make_folder, share_arena, sweep_arena, write_secret
 from kvtier_services.actors.hands import Hand, Hands, Held, status_of
@@ -60,6 +62,14 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Stop."""
+        ...
+
+
+class Publisher(Protocol):
+    """What routers follow."""
+
+    def close(self) -> None:
+        """Say that nothing is to be had here any more."""
         ...
 
 
@@ -127,8 +137,10 @@ class CpuTierActor:
         self._hierarchy: Hierarchy | None = None
         self._door: Door | None = None
         self._exporter: Exporter | None = None
+        self._events: Publisher | None = None
         self._hands: Hands | None = None
         self._peers: Peers | None = None
+        self._drained = False
         self._pin = Pinner(partial(log.warning, "arena not page-locked: %s"))
         self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -160,6 +172,18 @@ class CpuTierActor:
             "peers": self._peers.status() if self._peers and hierarchy else None,
             "hierarchy": await asyncio.to_thread(status_of, hierarchy) if hierarchy else None,
         }
+
+    async def drain(self, seconds: float) -> dict[str, int]:
+        """Take no more saves, and hand the hottest blocks over to other hosts; `stop` comes next.
+
+        Args:
+            seconds: that it may take.
+        """
+        hierarchy = self._hierarchy
+        if hierarchy is None:
+            return asdict(HandedOver())
+        self._drained = True
+        return asdict(await asyncio.to_thread(hierarchy.hand_over, seconds))
 
     async def stop(self, flush_seconds: float) -> dict[str, int]:
         """Close the door, write down what only the CPU tier has, let go of the arena and delete its files.
@@ -231,7 +255,7 @@ class CpuTierActor:
                 self._hands.tiers | ({TierNumber.PEER: peers.tier} if peers else {}),
                 parts.index(settings, peers.door if peers else ""),
                 limits=Limits.of(arena.capacity, high=cpu.high, low=cpu.low, pinned=cpu.pinned),
-                rules=Rules(cpu.policy, nvme.admission, nvme.endurance),
+                rules=Rules(cpu.policy, nvme.admission, nvme.endurance, settings.config.fleet.replicate),
                 writer_gone=parts.writer_gone(arena),
             )
         except BaseException:
@@ -243,12 +267,18 @@ class CpuTierActor:
         if peers is not None:
             peers.serve(hierarchy.lending)
         self._exporter = parts.exporter(hierarchy, settings)
+        self._events = open_events(hierarchy, settings)
         return hierarchy
 
     def _close(self, hierarchy: Hierarchy, flush_seconds: float) -> dict[str, int]:
         if self._peers is not None:
             self._peers.close()
+        if self._events is not None:
+            self._events.close()
         written, lost = flush(hierarchy, flush_seconds)
+        if self._drained:
+            index = hierarchy.state.index
+            index.forget(index.node)
         hierarchy.close()
         if self._exporter is not None:
             self._exporter.close()

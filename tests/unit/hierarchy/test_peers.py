@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from kvtier.hierarchy import seeking
+from kvtier.hierarchy import lending, seeking
 from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.cache import Limits
+from kvtier.hierarchy.sharing import ANSWER, Sharing
 from kvtier.tiers.base import TierNumber
 from tests.fleet_fixture import Fleet
 from tests.hierarchy_fixture import NBYTES, SLOT_NBYTES, fill, holds, keys, reserve, save, states
@@ -309,16 +310,16 @@ class TestLending:
         with Fleet() as fleet:
             a = fleet.host("a")
             save(a.session(), range(3))
-            lending = a.hierarchy.lending
-            lent = lending.lend("b", keys([0, 9, 2]), self.sizes(3), 0.0)
+            lender = a.hierarchy.lending
+            lent = lender.lend("b", keys([0, 9, 2]), self.sizes(3), 0.0)
             assert (lent.slots.offsets >= 0).tolist() == [True, False, True]
             status = a.hierarchy.status()
             assert status["held"][0]["owner"] == "peer b"
             assert status["sessions"] == 1, "a host is no session"
             assert a.hierarchy.evict(keys(range(3))) == 3
             assert a.state.cpu.pool.used == 2 * SLOT_NBYTES
-            lending.give_back(lent)
-            lending.give_back(lent)
+            lender.give_back(lent)
+            lender.give_back(lent)
             assert a.state.cpu.pool.used == 0
             assert a.hierarchy.status()["held"] == []
             assert len(a.state.ledger.sessions) == 1
@@ -356,14 +357,14 @@ class TestLending:
         with Fleet() as fleet:
             a = fleet.host("a", blocks=40)
             save(a.session(), range(20))
-            lending = a.hierarchy.lending
-            first = lending.lend("b", keys(range(20)), self.sizes(20), 0.0)
+            lender = a.hierarchy.lending
+            first = lender.lend("b", keys(range(20)), self.sizes(20), 0.0)
             there = int((first.slots.offsets >= 0).sum())
             assert 0 < there * SLOT_NBYTES <= 0.25 * a.state.cpu.pool.capacity
-            assert lending.lend("c", keys(range(20)), self.sizes(20), 0.0).lease == 0
+            assert lender.lend("c", keys(range(20)), self.sizes(20), 0.0).lease == 0
             assert a.stats.refused["lent_quota"] == 20 - there + 20
-            lending.give_back(first)
-            assert lending.lend("c", keys([1]), self.sizes(1), 0.0).lease
+            lender.give_back(first)
+            assert lender.lend("c", keys([1]), self.sizes(1), 0.0).lease
 
     def test_what_is_only_heard_of_is_not_lent(self):
         with Fleet() as fleet:
@@ -382,7 +383,7 @@ class TestOffers:
 
     def test_who_takes_an_offer_has_the_blocks(self):
         with Fleet() as fleet:
-            a, b = fleet.host("a"), fleet.host("b")
+            a, b = fleet.host("a"), fleet.host("b", blocks=100)
             save(a.session(), range(4))
             assert self.offer(a, b, range(4)) == 4
             b.settle()
@@ -391,14 +392,115 @@ class TestOffers:
             assert self.offer(a, b, range(4)) == 0, "it has them"
             b.check()
 
-    @pytest.mark.parametrize("why", ["full", "draining"])
+    @pytest.mark.parametrize("why", ["writing", "draining", "busy"])
     def test_it_is_declined_under_pressure(self, why):
         with Fleet() as fleet:
-            a, b = fleet.host("a"), fleet.host("b", blocks=10, limits=PLENTY)
+            a, b = fleet.host("a"), fleet.host("b")
             save(a.session(), range(4))
-            if why == "full":
-                save(b.session(), range(100, 108))
-            else:
-                b.state.draining = True
+            b.state.relieving, b.state.draining = why == "writing", why == "draining"
+            b.hierarchy.lending._taking = lending.TAKEN if why == "busy" else 0
             assert self.offer(a, b, range(4)) == 0
             assert b.stats.offers == {"declined": 4}
+
+
+class Time:
+    """Monotonic seconds that pass while somebody sleeps, and while the other host settles."""
+
+    def __init__(self, *others) -> None:
+        self.now, self.others = 0.0, others
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for host in self.others:
+            host.settle()
+
+
+class TestSharing:
+    def sharing(self, host, often, *others):
+        time = Time(*others)
+        return Sharing(host.state, often, time, time.sleep)
+
+    def test_what_is_hit_often_gets_a_second_replica(self):
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b", blocks=200)
+            session = a.session()
+            save(session, range(8))
+            for _ in range(5):
+                session.release(session.match(keys(range(3)), 0.0).lease)
+            sharing = self.sharing(a, 4)
+            assert sharing.replicate() == 3
+            b.settle()
+            assert [bool(b.tiers_of(seed)) for seed in range(5)] == [True, True, True, False, False]
+            assert sharing.replicate() == 0, "others have it"
+            assert a.stats.offers == {"made": 3, "accepted": 3}
+
+    def test_what_was_hit_long_ago_gets_none(self):
+        with Fleet() as fleet:
+            a = fleet.host("a")
+            fleet.host("b", blocks=200)
+            session = a.session()
+            save(session, range(3))
+            for _ in range(50):
+                session.release(session.match(keys(range(3)), 0.0).lease)
+            a.now += 600
+            assert self.sharing(a, 4).replicate() == 0
+
+    def test_what_nobody_takes_is_not_offered_at_once_again(self):
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b")
+            b.state.relieving = True
+            session = a.session()
+            save(session, range(3))
+            for _ in range(5):
+                session.release(session.match(keys(range(3)), 0.0).lease)
+            sharing = self.sharing(a, 4)
+            assert sharing.replicate() == 0
+            calls = a.peers.calls["offer"]
+            assert sharing.replicate() == 0
+            assert a.peers.calls["offer"] == calls
+
+    def test_ancestors_go_first(self):
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b", blocks=32)
+            session = a.session()
+            save(session, range(6))
+            for _ in range(5):
+                session.release(session.match(keys(range(6)), 0.0).lease)
+            assert self.sharing(a, 4).replicate() == 2, "a sixteenth of the tier at a time"
+            b.settle()
+            assert [bool(b.tiers_of(seed)) for seed in range(6)] == [True, True, False, False, False, False]
+
+    def test_a_host_that_goes_hands_all_over_that_others_have_not(self):
+        with Fleet() as fleet:
+            a, b, c = fleet.host("a"), fleet.host("b", blocks=64), fleet.host("c", blocks=64)
+            session = a.session()
+            save(session, range(12))
+            save(session, range(20, 24))
+            save(b.session(), range(20, 24))
+            handed = self.sharing(a, 0, b, c).hand_over(30.0)
+            assert (handed.offered, handed.taken, handed.handed) == (12, 12, 12)
+            assert states(reserve(session, [99])) == [GrantState.REFUSED]
+            assert a.stats.refused == {"draining": 1}
+            reader = b.session()
+            fleet.network.unreachable.add(a.door)
+            matched = reader.match(keys(range(12)), 5.0)
+            assert len(matched.slots) == 12
+            assert holds(reader, matched, range(12))
+
+    def test_its_time_is_bounded(self):
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b")
+            save(a.session(), range(3))
+            b.state.relieving = True
+            sharing = self.sharing(a, 0, b)
+            assert sharing.hand_over(1.0).taken == 0
+            assert sharing._clock() < 1.0 + ANSWER
+
+    def test_without_other_hosts_it_is_over_at_once(self):
+        with Fleet() as fleet:
+            a = fleet.host("a")
+            save(a.session(), range(3))
+            assert self.sharing(a, 0).hand_over(30.0).handed == 0
