@@ -46,14 +46,16 @@ def node_at(door: str, number: int = 2) -> Node:
 
 
 @contextlib.contextmanager
-def far(number: int = 2, *, secret: bytes = SECRET, capacity: int = 64 << 20, **options: Any) -> Iterator[Far]:
+def far(
+    number: int = 2, *, secret: bytes = SECRET, capacity: int = 64 << 20, shelf: type[Shelf] = Shelf, **options: Any
+) -> Iterator[Far]:
     arena = Arena.private(capacity)
-    shelf = Shelf(arena)
-    server = PeerServer(shelf, arena, ("127.0.0.1", 0), secret, **options)
+    blocks = shelf(arena)
+    server = PeerServer(blocks, arena, ("127.0.0.1", 0), secret, **options)
     try:
-        yield Far(shelf, server, number)
+        yield Far(blocks, server, number)
     finally:
-        shelf.gate.set()
+        blocks.gate.set()
         server.close()
 
 

@@ -19,10 +19,10 @@ class Book:
     """Routes by key, and peers by node, life and door. Thread-safe.
 
     Args:
-        meet: makes the peer behind a door.
+        meet: makes a peer of a host.
     """
 
-    def __init__(self, meet: Callable[[str], Peer]) -> None:
+    def __init__(self, meet: Callable[[Node], Peer]) -> None:
         self._meet = meet
         self._lock = threading.Lock()
         self._routes: OrderedDict[bytes, tuple[Route, ...]] = OrderedDict()
@@ -61,6 +61,11 @@ class Book:
         with self._lock:
             return self._peer(node)
 
+    def peers(self) -> list[Peer]:
+        """All that are known."""
+        with self._lock:
+            return list(self._peers.values())
+
     def close(self) -> None:
         """Close all links."""
         with self._lock:
@@ -82,7 +87,7 @@ class Book:
         name = node.node, node.incarnation, node.door
         peer = self._peers.get(name)
         if peer is None:
-            peer = self._peers[name] = self._meet(node.door)
+            peer = self._peers[name] = self._meet(node)
             for other in [each for each in self._peers if each[0] == node.node and each != name]:
                 self._peers.pop(other).close()
             while len(self._peers) > PEERS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from kvtier.errors import (
@@ -84,29 +84,35 @@ class Fetcher:
         whole: set[int] = set()
         left = list(wants)
         for _ in range(ROUNDS):
-            if not left or self._clock() >= until:
-                break
             parts = [part for peer, share in choose(left) for part in self._cut(peer, share)]
-            others = [self._threads.submit(self._carry, part, until) for part in parts[1:]]
-            told = [self._carry(part, until) for part in parts[:1]]
-            wait(others)
+            self._count("avoided", len(left) - sum(len(part.wants) for part in parts))
             left = []
-            for part, answers in zip(parts, [*told, *(other.result() for other in others)], strict=True):
+            for part, answers in zip(parts, self._all(parts, until), strict=True):
                 for want, answer in zip(part.wants, answers, strict=True):
                     if answer == WHOLE:
                         whole.add(want.place)
                     elif (other := want.without(part.peer)).routes:
                         left.append(other)
+            if not left:
+                break
         return whole
+
+    def _all(self, parts: Sequence[Part], until: float) -> list[list[str]]:
+        """Carry all parts, the first one on this thread; whatever happens, none is under way afterwards."""
+        others: list[Future[list[str]]] = []
+        try:
+            others.extend(self._threads.submit(self._carry, part, until) for part in parts[1:])
+            first = [self._carry(part, until) for part in parts[:1]]
+        finally:
+            wait(others)
+        return [*first, *(other.result() for other in others)]
 
     def failed(self, peer: Peer, exc: KVTierError, blocks: int = 1) -> str:
         """Note that a host did not send so many blocks; what they are counted as."""
-        reason = REASONS[type(exc)]
-        if not isinstance(exc, OverQuota):
-            peer.breaker.failed()
-        with self._lock:
-            self._counters[reason] += blocks
-            self.fault = f"{peer.door}: {exc}"
+        reason = REASONS.get(type(exc), "refused")
+        peer.failed(str(exc), avoid=not isinstance(exc, OverQuota))
+        self.fault = f"{peer.door}: {exc}"
+        self._count(reason, blocks)
         return reason
 
     def close(self) -> None:
@@ -121,6 +127,7 @@ class Fetcher:
         answers: list[str] = []
         began = self._clock()
         if began >= until:
+            self._count("late", len(part.wants))
             return ["late"] * len(part.wants)
         peer, pause = part.peer, self._limits.wait if part.deep else 0.0
         try:
@@ -131,23 +138,27 @@ class Fetcher:
             self._note(part, answers)
             missing = len(part.wants) - len(answers)
             return answers + [self.failed(peer, exc, missing)] * missing
-        came = self._note(part, answers)
+        self._note(part, answers, 0.0 if part.deep else self._clock() - began)
         if CORRUPT in answers:
-            peer.breaker.failed()
+            peer.failed("it sent payloads that are not what was stored")
         else:
-            peer.breaker.succeeded()
-        if not part.deep:
-            peer.moved(came, self._clock() - began)
+            peer.succeeded()
         return answers
 
-    def _note(self, part: Part, answers: Sequence[str]) -> int:
-        """Count what came; its bytes."""
-        came = sum(want.nbytes for want, answer in zip(part.wants, answers, strict=False) if answer == WHOLE)
+    def _count(self, what: str, blocks: int) -> None:
+        if blocks:
+            with self._lock:
+                self._counters[what] += blocks
+
+    def _note(self, part: Part, answers: Sequence[str], seconds: float = 0.0) -> None:
+        """Count what became of the blocks that were answered."""
+        whole = [want.nbytes for want, answer in zip(part.wants, answers, strict=False) if answer == WHOLE]
+        part.peer.came(len(whole), sum(whole), seconds)
         with self._lock:
-            self._counters.update(Counter(answers))
-            self._counters["bytes"] += came
-            if CORRUPT in answers:
-                self.fault = f"{part.peer.door} sent payloads that are not what was stored"
-            elif came:
-                self.fault = ""
-        return came
+            self._counters.update(answers)
+            if whole:
+                self._counters["bytes"] += sum(whole)
+        if CORRUPT in answers:
+            self.fault = f"{part.peer.door} sent payloads that are not what was stored"
+        elif whole:
+            self.fault = ""

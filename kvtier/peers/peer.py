@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from kvtier.errors import OverQuota
 from kvtier.index.breaker import Breaker
@@ -21,22 +22,51 @@ PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds for which a host that failed is avoided, at first and at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How another host fares.
+
+    Attributes:
+        host: its name.
+        door: where it is reached.
+        blocks: payloads that came from it.
+        bytes: of these.
+        under_way: bytes that are being fetched.
+        bytes_per_second: on one link, of late; 0 when nothing came.
+        links: that are open.
+        avoided: seconds for which it is not asked; 0 when it is.
+        fault: what failed last, while nothing has succeeded since; empty when it is well.
+    """
+
+    host: str
+    door: str
+    blocks: int
+    bytes: int
+    under_way: int
+    bytes_per_second: float
+    links: int
+    avoided: float
+    fault: str
+
+
 class Peer:
     """Links to another host in one of its lives, and how it fares. Thread-safe.
 
     Args:
+        host: its name.
         door: where it is reached.
         dialer: opens links.
         most: links at a time.
         clock: monotonic.
 
     Attributes:
-        door: where it is reached.
+        host, door: as above.
         breaker: closed while it is worth asking.
         under_way: bytes that are being fetched.
     """
 
-    def __init__(self, door: str, dialer: Dialer, *, most: int, clock: Callable[[], float]) -> None:
+    def __init__(self, host: str, door: str, dialer: Dialer, *, most: int, clock: Callable[[], float]) -> None:
+        self.host = host
         self.door = door
         self.breaker = Breaker(clock, failures=1, pause=PAUSE, longest=LONGEST_PAUSE)
         self.under_way = 0
@@ -46,7 +76,10 @@ class Peer:
         self._free = threading.Semaphore(most)
         self._idle: list[Link] = []
         """Used last at the end."""
+        self._open = 0
         self._pace = 0.0, 0.0
+        self._came = 0, 0
+        self._fault = ""
         self._closed = False
 
     def asks(self) -> bool:
@@ -69,12 +102,31 @@ class Peer:
             with self._lock:
                 self.under_way -= nbytes
 
-    def moved(self, nbytes: int, seconds: float) -> None:
-        """Note how long so many bytes took on one link; the last few transfers count."""
-        if nbytes < LEAST_NBYTES or seconds <= 0:
-            return
-        known, each = self.slowness(), seconds / nbytes
-        self._pace = self._clock(), 0.7 * known + 0.3 * each if known else each
+    def came(self, blocks: int, nbytes: int, seconds: float = 0.0) -> None:
+        """Note what one link has carried, and in how many seconds if that tells its pace; the last few times count."""
+        with self._lock:
+            self._came = self._came[0] + blocks, self._came[1] + nbytes
+            if nbytes >= LEAST_NBYTES and seconds > 0:
+                known, each = self.slowness(), seconds / nbytes
+                self._pace = self._clock(), 0.7 * known + 0.3 * each if known else each
+
+    def succeeded(self) -> None:
+        """Note that it answered as it should."""
+        self._fault = ""
+        self.breaker.succeeded()
+
+    def failed(self, why: str, *, avoid: bool = True) -> None:
+        """Note that it did not; avoid it for a while, longer each time."""
+        self._fault = why
+        if avoid:
+            self.breaker.failed()
+
+    def status(self) -> PeerStatus:
+        """How it fares."""
+        slowness = self.slowness()
+        pause = 0.0 if self.breaker.closed else max(0.0, self.breaker.wait())
+        pace = round(1 / slowness, 1) if slowness else 0.0
+        return PeerStatus(self.host, self.door, *self._came, self.under_way, pace, self._open, pause, self._fault)
 
     @contextmanager
     def link(self, until: float) -> Iterator[Link]:
@@ -87,11 +139,11 @@ class Peer:
         if not self._free.acquire(timeout=max(0.0, until - self._clock())):
             raise OverQuota(f"all links to {self.door} are in use")
         try:
-            link = self._take() or self._dialer.dial(self.door, until)
+            link = self._take() or self._dial(until)
             try:
                 yield link
             except BaseException:
-                link.close()
+                self._drop(link)
                 raise
             self._put(link)
         finally:
@@ -103,7 +155,18 @@ class Peer:
             self._closed = True
             idle, self._idle = self._idle, []
         for link in idle:
-            link.close()
+            self._drop(link)
+
+    def _dial(self, until: float) -> Link:
+        link = self._dialer.dial(self.door, until)
+        with self._lock:
+            self._open += 1
+        return link
+
+    def _drop(self, link: Link) -> None:
+        link.close()
+        with self._lock:
+            self._open -= 1
 
     def _take(self) -> Link | None:
         """A link at rest that is as it was; the others are closed."""
@@ -112,7 +175,7 @@ class Peer:
                 link = self._idle.pop() if self._idle else None
             if link is None or (self._clock() - link.used < IDLE and link.quiet()):
                 return link
-            link.close()
+            self._drop(link)
 
     def _put(self, link: Link) -> None:
         link.used = self._clock()
@@ -120,4 +183,4 @@ class Peer:
             if not self._closed:
                 self._idle.append(link)
                 return
-        link.close()
+        self._drop(link)

@@ -19,7 +19,7 @@ from kvtier.peers.book import Book
 from kvtier.peers.choose import Want
 from kvtier.peers.dial import Dialer
 from kvtier.peers.fetcher import Fetcher, FetchLimits
-from kvtier.peers.peer import Peer
+from kvtier.peers.peer import Peer, PeerStatus
 from kvtier.peers.tls import Tls, TlsFiles
 from kvtier.peers.wire import Kind
 from kvtier.tiers.base import STORED, Inventory, Slots, TierUsage
@@ -61,7 +61,7 @@ class PeerTier:
         dialer = Dialer(name, secret, Tls(tls) if tls else None, clock, limits.stall)
         self._memory = memoryview(arena.memory.data)
         self._door = door
-        self._book = Book(lambda there: Peer(there, dialer, most=limits.links, clock=clock))
+        self._book = Book(lambda node: Peer(node.host, node.door, dialer, most=limits.links, clock=clock))
         self._fetcher = Fetcher(limits, clock)
         self._idle = threading.Condition()
         """Guards what follows."""
@@ -135,6 +135,11 @@ class PeerTier:
         with self._use():
             return TierUsage(0, 0, len(self._book), self._fetcher.fault, self._fetcher.counters)
 
+    def status(self) -> list[PeerStatus]:
+        """How each host fares that was asked, or may be."""
+        with self._use():
+            return [peer.status() for peer in self._book.peers()]
+
     def close(self) -> None:
         with self._idle:
             self._closed = True
@@ -176,5 +181,5 @@ def _offer(peer: Peer, body: bytes, until: float) -> int:
         kind, answer = link.receive(until)
         if kind is not Kind.TAKEN:
             raise ProtocolMismatch(f"another host answered an offer with a frame of kind {kind.name}")
-    peer.breaker.succeeded()
+    peer.succeeded()
     return wire.read_number(answer)
