@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import os
 import signal
 import socket
 import time
 from contextlib import ExitStack, closing, contextmanager
 
+import msgspec
 import pytest
 import zmq
 
 from kvtier.block import BlockHeader
+from kvtier.client.local import LocalSession
+from kvtier.config import EventsConfig
 from kvtier.errors import ConfigError, ProtocolMismatch
 from kvtier.events import Subscriber, View
 from kvtier.events.asking import END, numbered
@@ -20,8 +25,10 @@ from kvtier.events.schema import AllBlocksCleared, BlockRemoved, BlockStored, de
 from kvtier.testing.payloads import payload_of
 from kvtier.testing.session import eventually
 from kvtier.tiers.base import TierNumber
+from kvtier_services.settings import host_name
 from tests.events_child import Publishing
 from tests.hierarchy_fixture import NBYTES, Host, keys, save
+from tests.unit.services.host import FakeDoor, make_actor, settings_in
 
 ANYWHERE = "tcp://127.0.0.1:0"
 
@@ -332,3 +339,30 @@ def test_the_replay_socket_is_next_to_the_other(endpoint, following):
 def test_what_is_no_endpoint_is_refused(endpoint):
     with pytest.raises(ConfigError, match="no endpoint"):
         next_to(endpoint)
+
+
+async def test_a_host_publishes_when_it_shall_and_says_so(tmp_path):
+    settings = settings_in(tmp_path)
+    endpoint = f"ipc://{tmp_path}/events"
+    events = EventsConfig(endpoint=endpoint, topic="kv@{host}")
+    actor = make_actor(
+        dataclasses.replace(settings, config=msgspec.structs.replace(settings.config, events=events)), FakeDoor()
+    )
+    status = (await actor.ready(10.0))["hierarchy"]["events"]
+    assert (status["endpoint"], status["replay_endpoint"]) == (endpoint, f"{endpoint}.replay")
+    assert (status["fault"], status["topic"]) == ("", f"kv@{host_name()}")
+    session = LocalSession(actor._hierarchy)
+    with Subscriber(endpoint, check=0.1) as subscriber:
+        view = View()
+        save(session, range(2))
+        await asyncio.to_thread(drain, subscriber, view, lambda: has(view, range(2)))
+        session.close()
+        await actor.stop(0.1)
+        await asyncio.to_thread(drain, subscriber, view, lambda: len(view) == 0)
+
+
+async def test_a_host_without_an_endpoint_collects_nothing(tmp_path):
+    actor = make_actor(settings_in(tmp_path), FakeDoor())
+    assert (await actor.ready(10.0))["hierarchy"]["events"] is None
+    assert actor._hierarchy.state.news is None
+    await actor.stop(0.1)

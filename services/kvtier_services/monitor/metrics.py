@@ -92,6 +92,8 @@ class HostCollector(Collector):
         for what in ("load", "save"):
             yield _histogram(what, status["seconds"].get(what))
         yield from _index(status["index"])
+        if status["events"]:
+            yield from _events(status["events"])
 
 
 class Exporter:
@@ -205,6 +207,19 @@ def _histogram(what: str, observed: Mapping[str, Any] | None) -> Metric:
         buckets.append((bound, below))
     family.add_metric([], buckets, observed["sum"] if observed else 0.0)
     return family
+
+
+def _events(events: Mapping[str, Any]) -> Iterable[Metric]:
+    yield _gauge("kvtier_events_up", "Whether events are published.", int(not events["fault"]))
+    yield _gauge("kvtier_events_waiting_blocks", "Blocks whose changes wait to be published.", events["waiting"])
+    for field, name, text in (
+        ("batches", "kvtier_events_batches", "Batches published."),
+        ("blocks", "kvtier_events_blocks", "Blocks that they told of."),
+        ("replays", "kvtier_events_replays", "Requests for what was missed."),
+        ("dumps", "kvtier_events_dumps", "Dumps that were begun."),
+        ("lost", "kvtier_events_lost", "Times that more changed than may wait; routers fetch a dump then."),
+    ):
+        yield CounterMetricFamily(name, text, value=events[field])
 
 
 def _index(index: Mapping[str, Any]) -> Iterable[Metric]:

@@ -82,6 +82,8 @@ def _host(host: Snapshot) -> Iterable[RenderableType]:
             yield Text(f"{tier['label']}: {tier['fault']}", style="red")
     yield _traffic(hierarchy)
     yield _index(hierarchy["index"])
+    if hierarchy.get("events"):
+        yield _events(hierarchy["events"])
     metrics = host.get("metrics")
     if metrics and metrics["url"]:
         yield Text(f"metrics {metrics['url']}")
@@ -153,3 +155,10 @@ def _index(index: Snapshot) -> Text:
     return Text.assemble(
         f"index {index['kind']} ", well, f"  {index['told']:,} updates told, {index['queued']:,} queued"
     )
+
+
+def _events(events: Snapshot) -> Text:
+    if events["fault"]:
+        return Text(events["fault"], style="red")
+    lost = f", {events['lost']:,} times too many at once" if events["lost"] else ""
+    return Text(f"events {events['endpoint']}  {events['blocks']:,} blocks told, batch {events['last']}{lost}")

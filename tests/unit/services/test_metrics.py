@@ -147,3 +147,12 @@ def test_a_busy_port_is_said_and_not_fatal(monkeypatch):
         "no metrics: cannot listen on 127.0.0.1:9400 (Address already in use); set metrics.port to a free one, or 0"
     )
     exporter.close()
+
+
+def test_events_are_counted_where_there_are_any(host, value):
+    with pytest.raises(AssertionError, match="no kvtier_events_up"):
+        value("kvtier_events_up")
+    counts = {"batches": 3, "blocks": 70, "replays": 1, "dumps": 2, "lost": 0, "waiting": 5, "fault": ""}
+    host.hierarchy.state.publishing = lambda: counts
+    assert (value("kvtier_events_up"), value("kvtier_events_waiting_blocks")) == (1, 5)
+    assert (value("kvtier_events_blocks_total"), value("kvtier_events_dumps_total")) == (70, 2)

@@ -107,3 +107,11 @@ def test_each_device_of_a_tier_is_shown(snapshot):
 def test_numbers_for_people():
     assert [size(n) for n in (0, 1023, 1024, 3 << 29)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
     assert [age(n) for n in (5, 90, 7200, 86400 * 3)] == ["5 s", "1.5 min", "2.0 h", "3.0 d"]
+
+
+def test_a_host_that_publishes_says_where_or_why_not(snapshot):
+    events = {"endpoint": "tcp://127.0.0.1:5557", "last": 1234567, "blocks": 2048, "lost": 0, "fault": ""}
+    snapshot["hosts"][0]["hierarchy"]["events"] = events
+    assert "events tcp://127.0.0.1:5557  2,048 blocks told, batch 1234567" in shown(snapshot)
+    events["fault"] = "no events: cannot listen on tcp://127.0.0.1:5557"
+    assert "no events: cannot listen on tcp://127.0.0.1:5557" in shown(snapshot)
