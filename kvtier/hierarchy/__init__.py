@@ -10,6 +10,8 @@
     lending     what other hosts are lent, and what they offer
     sharing     what others are offered: copies of what is hot, and all of it when this host goes
     retention   what stays longer than its turn and what goes before it: pins, expiry, dropping on request
+    accounts    how much of each tier each keyspace takes
+    streaming   slots of somebody who does not map the arena
     pace        how fast blocks come from each tier, and whether loading them is worth it
     limits      what one session may hold, the watermarks, and which rules choose
     report      what people are told: status, inspect

@@ -27,6 +27,8 @@ from kvtier.tiers.cpu import CpuTier
 
 __all__ = ["Hierarchy", "Limits", "Rules"]
 
+Allowance = Callable[[], int]
+
 SETTLING = 1.0
 """Seconds after which a tier is told again what it is to forget."""
 LONGEST_PIN = 30 * 86_400.0
@@ -166,13 +168,22 @@ class Hierarchy:
 
     # Save
 
-    def reserve(self, session: int, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
+    def reserve(
+        self, session: int, keys: Sequence[bytes], nbytes: Sequence[int], start: int, *, allowance: int | None = None
+    ) -> Reserved:
         """See `Session.reserve`.
+
+        Args:
+            session: who will write.
+            keys: addresses of a chain from its first block.
+            nbytes: payload bytes of each key of `keys[start:]`.
+            start: how many of the keys are ancestors.
+            allowance: bytes of slots that may be granted at most; None for what a session may.
 
         Raises:
             UsageError: not one size a key.
         """
-        reserved = saving.reserve(self.state, self.limits, session, keys, nbytes, start)
+        reserved = saving.reserve(self.state, self.limits, session, keys, nbytes, start, allowance=allowance)
         pool = self.state.cpu.pool
         if reserved.reason == "pressure":
             self.mover.kick(short=saving.staging_nbytes(self.state, self.limits) + sum(map(slot_nbytes, nbytes)))
@@ -208,15 +219,23 @@ class Hierarchy:
 
     # What stays, what goes
 
-    def pin(self, session: int, keys: Sequence[bytes], seconds: float) -> Future[int]:
+    def pin(
+        self, session: int, keys: Sequence[bytes], seconds: float, allowance: Allowance | None = None
+    ) -> Future[int]:
         """See `Session.pin`.
+
+        Args:
+            session: who asks.
+            keys: addresses of a chain from its first block.
+            seconds: for how long.
+            allowance: bytes that who asks may pin besides what is pinned; asked with the lock held, when it is done.
 
         Raises:
             SessionUnavailable: the session is not attached.
         """
         with self.state.lock:
             owner = self.state.ledger.of(session).owner
-        return self.mover.pin(keys, min(seconds, LONGEST_PIN), owner, self.limits.pinned)
+        return self.mover.pin(keys, min(seconds, LONGEST_PIN), owner, self.limits.pinned, allowance)
 
     def unpin(self, keys: Sequence[bytes]) -> int:
         """See `Session.unpin`."""

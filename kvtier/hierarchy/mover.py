@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -106,9 +107,16 @@ class Mover:
         """Bring blocks up to one tier, leaving their copies elsewhere; how many are there at the end."""
         return self._queue("moves", self._bring, list(keys), tier)
 
-    def pin(self, keys: Sequence[bytes], seconds: float, owner: str, share: float) -> Future[int]:
+    def pin(
+        self,
+        keys: Sequence[bytes],
+        seconds: float,
+        owner: str,
+        share: float,
+        allowance: Callable[[], int] | None = None,
+    ) -> Future[int]:
         """Bring a chain's blocks to the CPU tier and keep them there; how many are kept."""
-        return self._queue("moves", self._pin, list(keys), seconds, owner, share)
+        return self._queue("moves", self._pin, list(keys), seconds, owner, share, allowance)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Tell all tiers, in the background, to forget blocks that were dropped."""
@@ -182,12 +190,15 @@ class Mover:
             self._promote(keys)
         return sum(self._has(key, tier) for key in keys)
 
-    def _pin(self, keys: list[bytes], seconds: float, owner: str, share: float) -> int:
+    def _pin(
+        self, keys: list[bytes], seconds: float, owner: str, share: float, allowance: Callable[[], int] | None
+    ) -> int:
         self._bring(keys, TierNumber.CPU)
         kept = 0
         for part in stock.parts(keys):
             with self._state.lock:
-                now = retention.pin(self._state, part, seconds, owner, share)
+                most = sys.maxsize if allowance is None else allowance()
+                now = retention.pin(self._state, part, seconds, owner, share, most)
             kept += now
             if now < len(part):
                 break

@@ -5,7 +5,8 @@ All of it is called with the lock held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -15,15 +16,15 @@ from kvtier.hierarchy.state import State
 from kvtier.tiers.base import OWN, TierNumber
 
 
-def pin(state: State, keys: Sequence[bytes], seconds: float, owner: str, share: float) -> int:
+def pin(state: State, keys: Sequence[bytes], seconds: float, owner: str, share: float, most: int = sys.maxsize) -> int:
     """Keep the leading blocks of a chain that the CPU tier has there for some time; how many of them are kept.
 
     A block that is pinned already is kept for the longer of the two times. It ends where the part of the tier that pins
-    may take is used up.
+    may take is used up, or `most` bytes are.
     """
     table, pins = state.table, state.ledger.pins
     until = state.clock() + seconds
-    room = int(share * state.cpu.pool.capacity) - state.ledger.pinned_nbytes
+    room = min(int(share * state.cpu.pool.capacity) - state.ledger.pinned_nbytes, most)
     kept = 0
     for key in keys:
         row = state.row(key)
@@ -79,6 +80,22 @@ def of_space(state: State, space: bytes) -> list[bytes]:
     rows = np.fromiter(table.rows.values(), np.int64, len(table))
     keys: list[bytes] = [table.keys[row] for row in rows[table.space[rows] == table.known_space(space)].tolist()]
     return keys
+
+
+def shed(state: State, spaces: Set[int], nbytes: int) -> int:
+    """Take the blocks of these keyspaces that were used longest ago out of the CPU tier; how many bytes that freed.
+
+    What NVMe has stays there. All or nothing, as `EvictionPolicy.victims`.
+    """
+    table = state.table
+
+    def kept(row: int) -> bool:
+        return int(table.space[row]) not in spaces or state.pinned(row)
+
+    rows = state.policies[TierNumber.CPU].victims(nbytes, kept)
+    freed = sum(map(slot_nbytes, table.nbytes[rows].tolist()))
+    state.leave(rows, TierNumber.CPU, "quota")
+    return freed
 
 
 def expired(state: State) -> list[bytes]:

@@ -21,9 +21,16 @@ AHEAD = 64
 
 
 def reserve(
-    state: State, limits: Limits, session: int, keys: Sequence[bytes], nbytes: Sequence[int], start: int
+    state: State,
+    limits: Limits,
+    session: int,
+    keys: Sequence[bytes],
+    nbytes: Sequence[int],
+    start: int,
+    *,
+    allowance: int | None = None,
 ) -> Reserved:
-    """See `Session.reserve`."""
+    """See `Session.reserve`; `allowance`: bytes that may be reserved at most, None for what the session may."""
     if not 0 <= start <= len(keys) or len(nbytes) != len(keys) - start or min(nbytes, default=1) < 1:
         raise UsageError(f"{len(nbytes)} sizes for {len(keys)} keys from key {start} on; give one for each, 1 or more")
     if len(frozenset(keys)) != len(keys):
@@ -38,6 +45,7 @@ def reserve(
     with state.lock:
         state.reclaim(booked.asked)
         budget = limits.session_reserved - state.ledger.of(session).reserved_nbytes
+        budget = budget if allowance is None else min(budget, allowance)
         known = state.table.prefix(keys)
         state.touch(known)
         ancestors = frozenset(known.tolist())
@@ -51,7 +59,7 @@ def reserve(
             if key in state.ledger.writing or key in state.forgetting:
                 grants[i]["state"] = GrantState.BUSY
                 continue
-            reason = _refusal(state, size, budget, kept, first=budget == limits.session_reserved)
+            reason = _refusal(state, size, budget, kept, first=allowance is None and budget == limits.session_reserved)
             slot = None
             if not reason:
                 coming = min(ends[min(i + AHEAD, len(ends)) - 1] - ends[i] + slot_nbytes(size), budget)

@@ -15,6 +15,7 @@ from kvtier.errors import TierUnavailable
 from kvtier.eviction.admission import Admission
 from kvtier.eviction.base import EvictionPolicy
 from kvtier.eviction.registry import policy
+from kvtier.hierarchy.accounts import Accounts
 from kvtier.hierarchy.device import DeviceSlots
 from kvtier.hierarchy.ledger import Lease, Ledger
 from kvtier.hierarchy.limits import Rules
@@ -50,6 +51,8 @@ class State:
         rules = rules or Rules()
         self.lock = threading.RLock()
         self.table = BlockTable()
+        self.accounts = Accounts()
+        """Of the tiers of this host: what is known of other hosts has no keyspace."""
         self.ledger = Ledger()
         self.stats = Stats()
         self.cpu = cpu
@@ -160,6 +163,8 @@ class State:
         table, order = self.table, self.policies.get(tier)
         entering = np.array(rows, np.int64)
         former = table.best_of(entering)
+        new = np.unique(entering[(table.tiers[entering] >> tier & 1) == 0])
+        self.accounts.enter(tier, table.space[new], table.nbytes[new])
         table.tiers[entering] |= 1 << tier
         self._settle(entering, tier)
         if order is not None:
@@ -190,6 +195,7 @@ class State:
         if self.news is not None:
             self.news.left(here, tier)
         former = table.best_of(here)
+        self.accounts.leave(tier, table.space[here], table.nbytes[here])
         table.tiers[here] &= ~np.uint8(1 << tier)
         if order is not None:
             for row in here.tolist():

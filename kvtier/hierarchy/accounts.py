@@ -1,0 +1,36 @@
+"""How much of each tier each keyspace takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtier.block import PAGE
+from kvtier.tiers.base import TierNumber
+
+GROWTH = 64
+
+
+class Accounts:
+    """Bytes in slots, by tier and keyspace number. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._held = np.zeros((max(TierNumber) + 1, GROWTH), np.int64)
+
+    def enter(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> None:
+        """Payloads of these sizes came into a tier."""
+        most = int(spaces.max(initial=0))
+        if most >= self._held.shape[1]:
+            self._held = np.pad(self._held, ((0, 0), (0, 2 * most)))
+        np.add.at(self._held[tier], spaces, -(-nbytes // PAGE) * PAGE)
+
+    def leave(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> None:
+        """Payloads of these sizes left a tier."""
+        np.subtract.at(self._held[tier], spaces, -(-nbytes // PAGE) * PAGE)
+
+    def held(self, tier: TierNumber, spaces: Iterable[int]) -> int:
+        """Bytes that keyspaces take in a tier; those that it never had take none."""
+        known = [space for space in spaces if 0 <= space < self._held.shape[1]]
+        return int(self._held[tier, known].sum())

@@ -1,0 +1,54 @@
+"""Payloads of slots that go to, or come from, somebody who does not map the arena."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtier.hierarchy.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A slot and whose it is.
+
+    Attributes:
+        key: of its block.
+        offset: in the arena.
+        nbytes: of the payload.
+    """
+
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+def hold(state: State, lease: int, position: int) -> Place | None:
+    """Refer to a leased slot until `let_go`, even if the lease ends before; None when it is not leased, or bad."""
+    with state.lock:
+        one = state.ledger.leases.get(lease)
+        if one is None or not 0 <= position < len(one.offsets):
+            return None
+        offset = int(one.offsets[position])
+        row = state.at.get(offset)
+        if row is None:
+            return None
+        state.cpu.pool.retain(np.array([offset], np.int64))
+        return Place(state.table.keys[row], offset, int(state.table.nbytes[row]))
+
+
+def let_go(state: State, offset: int) -> None:
+    """Refer to a slot no more."""
+    with state.lock:
+        state.free_slot(offset)
+
+
+def places(state: State, session: int, ticket: int) -> dict[int, Place]:
+    """Slots that a session has reserved, by position; none when it has no such reservation (any more)."""
+    with state.lock:
+        booked = state.ledger.reservation(ticket, session)
+        if booked is None:
+            return {}
+        known = zip(booked.positions, booked.keys, booked.offsets, booked.nbytes, strict=True)
+        return {position: Place(key, offset, nbytes) for position, key, offset, nbytes in known}
