@@ -21,32 +21,53 @@ from kvtier.memory.pinning import resolve_device
 from kvtier.tiers.base import Tier, TierNumber
 
 
-def connect(target: str | Path | None = None, *, threads: int = 1) -> Cache:
-    """Open a session with the kvtier of this host.
+def connect(
+    target: str | Path | None = None,
+    *,
+    threads: int = 1,
+    token: str = "",
+    ca: str | Path | None = None,
+    cert: str | Path | None = None,
+    key: str | Path | None = None,
+    insecure: bool = False,
+) -> Cache:
+    """Open a session with the kvtier of this host, or of another one.
 
     The engine's process needs no Ray. When the host restarts, calls are misses until it is back; the session attaches
     again by itself.
 
     Args:
         target: the host's socket (`door.sock`), or a kvtier.toml; by default what `kvtier up` uses here:
-            $KVTIER_CONFIG, ./kvtier.toml, or the defaults.
+            $KVTIER_CONFIG, ./kvtier.toml, or the defaults. Or grpcs://host:port of another host, which then asks for
+            what follows.
         threads: how many threads decode one load.
+        token: of `kvtier token add`; else $KVTIER_TOKEN.
+        ca: certificates (PEM) of who may vouch for that host; the system's unless given.
+        cert: this client's certificate, for hosts that ask for one.
+        key: its private key.
+        insecure: allow grpc://, which is plain text, to another machine than this one.
 
     Raises:
-        ConfigError: no such file, or a file that cannot be read.
+        ConfigError: no such file, or a file that cannot be read; no token.
+        Unauthenticated: the host does not know the token.
         SessionUnavailable: nobody answers; `kvtier up` starts it.
         ProtocolMismatch: the host runs a version that this client does not understand.
     """
+    from kvtier.client.credentials import Credentials
     from kvtier.client.door import DoorSession
+    from kvtier.client.remote import RemoteWay, is_remote, split_url
+    from kvtier.client.way import Way
 
-    path = None if target is None else Path(target).expanduser()
-    if path is not None and path.suffix != ".toml":
-        settings, socket = Config(), path
-    else:
-        settings = configuration.load(path)
-        socket = settings.socket
+    path = None if target is None or is_remote(target) else Path(target).expanduser()
+    bare = is_remote(target) or (path is not None and path.suffix != ".toml")
+    settings = Config() if bare else configuration.load(path)
+    way: Way | Path = path if bare and path is not None else settings.socket
+    if is_remote(target):
+        url = str(target)
+        proof = Credentials.of(token, tls=split_url(url)[2], ca=ca, cert=cert, key=key)
+        way = RemoteWay(url, proof, insecure=insecure)
     session = DoorSession(
-        socket, connect_timeout=settings.client.connect_timeout, call_timeout=settings.client.call_timeout
+        way, connect_timeout=settings.client.connect_timeout, call_timeout=settings.client.call_timeout
     )
     return Cache(session, threads=threads)
 

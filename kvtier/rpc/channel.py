@@ -33,6 +33,16 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
+REMOTE_OPTIONS: tuple[tuple[str, int], ...] = (
+    *OPTIONS,
+    # A host that is gone without a word is noticed, and so is a path that swallows everything.
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 4000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""For a host that this process does not run on."""
+
 MEANING: dict[StatusCode, type[SessionError]] = {
     StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     StatusCode.RESOURCE_EXHAUSTED: OverQuota,
