@@ -47,11 +47,11 @@ class Dialer:
             sock = socket.create_connection(address, timeout=self._left(until))
         link = Link(sock, self._clock, self._stall)
         try:
-            if self._tls is not None:
+            with translated():
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.settimeout(self._left(until))
-                with translated():
+                if self._tls is not None:
                     link = Link(self._tls.client().wrap_socket(sock), self._clock, self._stall)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return self._introduce(link, door, until)
         except BaseException:
             link.close()

@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
+import trustme
 
-from kvtier.errors import ConfigError, OverQuota, ProtocolMismatch, Unauthenticated
+from kvtier.errors import ConfigError, KVTierError, OverQuota, ProtocolMismatch, Unauthenticated
 from kvtier.memory.arena import Arena
 from kvtier.peers import handshake, wire
 from kvtier.peers.dial import Dialer
 from kvtier.peers.fetcher import FetchLimits
 from kvtier.peers.gate import GateLimits
 from kvtier.peers.server import WINDOW_BLOCKS, PeerServer
+from kvtier.peers.tls import Tls, TlsFiles
 from kvtier.peers.wire import Kind
 from kvtier.testing.payloads import key_of, payload_of
 from kvtier.tiers.base import TierNumber
@@ -375,6 +378,116 @@ class TestAFlood:
                 link.close()
             assert all(desk.read(range(4)))
             assert not host.shelf.held
+
+
+class Authority:
+    """Certificates of one authority, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = trustme.CA()
+
+    def files(self, name: str) -> TlsFiles:
+        """A host's; written anew each time."""
+        files = TlsFiles(*(self.folder / f"{name}.{kind}" for kind in ("crt", "key", "ca")))
+        made = self.ca.issue_cert(f"{name}.fleet")
+        files.cert.write_bytes(made.cert_chain_pems[0].bytes())
+        files.key.write_bytes(made.private_key_pem.bytes())
+        self.ca.cert_pem.write_to_path(files.ca)
+        return files
+
+
+class TestTls:
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> Authority:
+        return Authority(tmp_path)
+
+    def test_blocks_come_through_it(self, arena, authority):
+        limits = FetchLimits(streams=2, stream_nbytes=1 << 20)
+        theirs, ours = authority.files("far"), authority.files("near")
+        with far(tls=theirs) as host, desk_of(arena, [host], limits=limits, tls=ours) as desk:
+            desk.write(range(40), 200_000)
+            for _ in range(3):
+                assert all(desk.read(range(40)))
+            assert host.server.usage()["links"] == 2, "connections are used again"
+
+    def test_nobody_comes_in_plainly(self, arena, authority):
+        with far(tls=authority.files("far")) as host, desk_of(arena, [host]) as desk:
+            desk.write([1], NBYTES)
+            assert desk.read([1]) == [False]
+            assert set(counters(desk)) <= {"refused", "unreachable"}
+
+    def test_nobody_is_asked_plainly(self, arena, authority):
+        with far() as host, desk_of(arena, [host], tls=authority.files("near")) as desk:
+            desk.write([1], NBYTES)
+            assert desk.read([1]) == [False]
+            assert set(counters(desk)) <= {"refused", "unreachable"}
+
+    @pytest.mark.parametrize("stranger", ["far", "near"])
+    def test_a_certificate_of_another_authority_is_refused(self, arena, authority, tmp_path, stranger):
+        """Also by the server, and also from who knows the secret."""
+        (tmp_path / "other").mkdir()
+        other = Authority(tmp_path / "other")
+        of = {"far": authority, "near": authority, stranger: other}
+        near_files = of["near"].files("near")
+        near_files.ca.write_bytes(b"".join(each.ca.cert_pem.bytes() for each in (authority, other)))
+        if stranger == "far":
+            authority.ca.cert_pem.write_to_path(near_files.ca)
+        with far(tls=of["far"].files("far")) as host, desk_of(arena, [host], tls=near_files) as desk:
+            desk.write([1], NBYTES)
+            assert desk.read([1]) == [False]
+            assert set(counters(desk)) <= {"refused", "unreachable"}
+            assert host.server.usage()["strangers"] == 1
+            assert host.server.usage().get("blocks", 0) == 0
+
+    def test_certificates_that_change_are_taken_up_by_new_connections(self, arena, authority, tmp_path):
+        """From one authority to the next without a restart, half-written files in between."""
+        theirs, ours = authority.files("far"), authority.files("near")
+        with far(tls=theirs) as host, desk_of(arena, [host], tls=ours) as desk:
+            desk.write([1], NBYTES)
+            assert desk.read([1]) == [True]
+            theirs.cert.write_bytes(theirs.cert.read_bytes()[:200])
+            assert dialled(host, ours), "the last ones that belonged together go on"
+            (tmp_path / "next").mkdir()
+            following = Authority(tmp_path / "next")
+            for name, files in (("far", theirs), ("near", ours)):
+                for old, new in zip(paths(files), paths(following.files(name)), strict=True):
+                    new.replace(old)
+            assert desk.read([1]) == [True], "connections of before go on"
+            assert dialled(host, ours)
+            assert not dialled(host, Authority(tmp_path).files("old"))
+
+    def test_files_that_cannot_be_used_are_an_error_at_start(self, arena, authority):
+        files = authority.files("far")
+        files.key.write_text("no key")
+        with pytest.raises(ConfigError, match="PEM"), far(tls=files):
+            pass
+        files.key.unlink()
+        with pytest.raises(ConfigError, match=r"far\.key"), near(arena, tls=files):
+            pass
+
+    def test_a_flood_of_hellos_that_never_end(self, arena, authority):
+        """A TLS handshake that stops in the middle holds nobody up."""
+        with far(tls=authority.files("far"), limits=GateLimits(guests=32, hello=30.0)) as host, ExitStack() as stack:
+            for _ in range(100):
+                sock = stack.enter_context(socket.create_connection(host.server.address, timeout=5))
+                sock.sendall(bytes.fromhex("160301020001"))
+            with desk_of(arena, [host], tls=authority.files("near")) as desk:
+                desk.write([1], NBYTES)
+                assert desk.read([1]) == [True]
+
+
+def paths(files: TlsFiles) -> tuple[Path, Path, Path]:
+    return files.cert, files.key, files.ca
+
+
+def dialled(host: Far, files: TlsFiles) -> bool:
+    """Whether a new connection is welcome."""
+    try:
+        Dialer("new", SECRET, Tls(files), time.monotonic, 1.0).dial(host.node.door, time.monotonic() + 2).close()
+    except KVTierError:
+        return False
+    return True
 
 
 def test_blocks_that_must_be_brought_up_may_take_a_while(arena):
