@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from kvtier.testing.index import eventually
 from kvtier_services.redis_server import find_binary
@@ -83,6 +83,14 @@ class Fleet:
         assert not wait or eventually(lambda: answers(server)), f"{command} does not answer"
         return server
 
+    def tls_port(self, *lines: str) -> int | None:
+        """Port of TLS of one more server; None where the binary was built without."""
+        port = free_port()
+        server = self.server(f"tls-port {port}", *lines, wait=False)
+        if eventually(lambda: server.process.poll() is not None or answers(server)):
+            return port if server.process.poll() is None else None
+        raise AssertionError(f"{server.command} does not answer")
+
     def sentinel(self, master: Server) -> Server:
         """A Sentinel that watches a master and its replicas, and acts alone."""
         return self.server(
@@ -119,8 +127,10 @@ class Fleet:
 def answers(server: Server) -> bool:
     try:
         return bool(server.ask("PING"))
-    except RedisError as exc:
-        return "NOAUTH" in str(exc)
+    except AuthenticationError:
+        return True
+    except RedisError:
+        return False
 
 
 def whole(server: Server, masters: int) -> bool:
