@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.block import slot_nbytes
+from kvtier.block import PAGE, slot_nbytes
 from kvtier.hierarchy.ledger import PEERS, Lease
 from kvtier.hierarchy.limits import Limits
 from kvtier.hierarchy.seeking import ABROAD, PeerRoutes
@@ -23,6 +24,8 @@ from kvtier.tiers.base import Slots, TierNumber
 
 TAKEN = 4
 """Offers that are being fetched at a time; while there are as many, others are declined."""
+QUEUE = 0.5
+"""Seconds at least that a request waits for others to give back, where they hold all that may be lent."""
 TAKEN_SHARE = 1 / 16
 """Part of the CPU tier that one offer may fill: what is hot elsewhere, in place of what is oldest here."""
 
@@ -57,6 +60,7 @@ class Lending:
         self._nbytes = 0
         self._next = PEERS
         self._taking = 0
+        self._returned = threading.Condition(state.lock)
 
     def lend(self, peer: str, keys: Sequence[bytes], nbytes: NDArray[np.int64], wait: float) -> Lent:
         state, until = self._state, self._clock() + wait
@@ -66,7 +70,11 @@ class Lending:
         if staging is not None and left > 0:
             with suppress(FutureTimeout):
                 staging.done.result(left)
-        with state.lock:
+        with self._returned:
+            # A request that has to wait for others is cut short by them, never by its own size.
+            wanted = int(-(-nbytes // PAGE).sum()) * PAGE
+            patience = max(QUEUE, until - self._clock())
+            self._returned.wait_for(lambda: not self._nbytes or wanted <= self._room(), patience)
             return self._lease(peer, keys, nbytes)
 
     def give_back(self, lent: Lent) -> None:
@@ -79,6 +87,7 @@ class Lending:
             state.end(lease)
             self._nbytes -= lease.nbytes
             borrower = self._borrowers[peer]
+            self._returned.notify_all()
             borrower.leases -= 1
             if not borrower.leases:
                 state.ledger.detach(borrower.session)
@@ -108,6 +117,10 @@ class Lending:
         staging.done.add_done_callback(lambda _: self._taken())
         return len(rows)
 
+    def _room(self) -> int:
+        """Bytes that may still be lent."""
+        return int(self._limits.lent * self._state.cpu.pool.capacity) - self._nbytes
+
     def _taken(self) -> None:
         with self._state.lock:
             self._taking -= 1
@@ -128,7 +141,7 @@ class Lending:
         state, table = self._state, self._state.table
         offsets = np.full(len(keys), -1, np.int64)
         here, total = set(self._here(keys, nbytes)), 0
-        room = int(self._limits.lent * state.cpu.pool.capacity) - self._nbytes
+        room = self._room() if self._nbytes else state.cpu.pool.capacity
         for place, (key, size) in enumerate(zip(keys, nbytes.tolist(), strict=True)):
             row = state.row(key)
             if row is None or key not in here or not table.has(row, TierNumber.CPU):

@@ -15,7 +15,7 @@ class Limits:
         staging_reserve: part of the CPU tier that saves leave to blocks that come up from other tiers.
         high, low: watermarks of the CPU tier, as parts of its capacity.
         pinned: part of the CPU tier that `pin` may keep from eviction.
-        lent: part of the CPU tier that other hosts may be reading at once.
+        lent: part of the CPU tier that other hosts may be reading at once, in more than one request.
     """
 
     session_leased: int

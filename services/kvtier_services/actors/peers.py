@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,12 @@ class Peers:
     def status(self) -> dict[str, Any]:
         """How it fares, as plain values."""
         usage = self.tier.usage()
-        say: Callable[[], list[dict[str, Any]]] = getattr(self.tier, "status", list)
         return {
             "door": self.door,
             "fault": self._fault or usage.fault,
             "fetched": usage.counters,
             "served": self._server.usage() if self._server else {},
-            "peers": say(),
+            "peers": [asdict(peer) for peer in self.tier.status()],
         }
 
     def close(self) -> None:

@@ -353,18 +353,28 @@ class TestLending:
             a.hierarchy.lending.give_back(lent)
             a.nvme.gate.set()
 
-    def test_no_more_than_a_part_of_the_tier_is_lent_at_once(self):
+    def test_no_more_than_a_part_of_the_tier_is_lent_at_once(self, monkeypatch):
+        monkeypatch.setattr(lending, "QUEUE", 0.0)
+        with Fleet() as fleet:
+            a = fleet.host("a", blocks=40)
+            save(a.session(), range(20))
+            lender, quota = a.hierarchy.lending, int(0.25 * a.state.cpu.pool.capacity) // SLOT_NBYTES
+            first = lender.lend("b", keys(range(quota)), self.sizes(quota), 0.0)
+            assert (first.slots.offsets >= 0).all()
+            assert lender.lend("c", keys(range(20)), self.sizes(20), 0.0).lease == 0
+            assert a.stats.refused["lent_quota"] == 20
+            lender.give_back(first)
+            alone = lender.lend("c", keys(range(20)), self.sizes(20), 0.0)
+            assert (alone.slots.offsets >= 0).all(), "one request is not too large for a small tier"
+
+    def test_who_waits_is_lent_what_another_gives_back(self):
         with Fleet() as fleet:
             a = fleet.host("a", blocks=40)
             save(a.session(), range(20))
             lender = a.hierarchy.lending
             first = lender.lend("b", keys(range(20)), self.sizes(20), 0.0)
-            there = int((first.slots.offsets >= 0).sum())
-            assert 0 < there * SLOT_NBYTES <= 0.25 * a.state.cpu.pool.capacity
-            assert lender.lend("c", keys(range(20)), self.sizes(20), 0.0).lease == 0
-            assert a.stats.refused["lent_quota"] == 20 - there + 20
-            lender.give_back(first)
-            assert lender.lend("c", keys([1]), self.sizes(1), 0.0).lease
+            threading.Timer(0.01, lender.give_back, [first]).start()
+            assert lender.lend("c", keys(range(3)), self.sizes(3), 10.0).lease
 
     def test_what_is_only_heard_of_is_not_lent(self):
         with Fleet() as fleet:
