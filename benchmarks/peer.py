@@ -4,7 +4,7 @@
 plain TCP socket that carries as many bytes in one piece and verifies nothing, in the same second. Payloads of 2 MiB, or
 of 256 KiB in figures that say so. The variants carry the same payloads, verified too: `.streams.N` over up to N sockets
 (the plain name is what the peer tier does by itself), `.flight.N` over N Arrow Flight streams, `.grpc` over a gRPC
-stream of bytes.
+stream of bytes, `.tls` over one TLS socket of the peer tier.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import struct
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pyarrow as pa
+import trustme
 from pyarrow import flight
 
 from benchmarks._harness import Figure, emit, options, paired
@@ -31,6 +34,7 @@ from kvtier.memory.arena import Arena
 from kvtier.peers.fetcher import FetchLimits
 from kvtier.peers.server import PeerServer
 from kvtier.peers.tier import PeerTier
+from kvtier.peers.tls import TlsFiles
 from kvtier.testing.payloads import key_of, payload_of
 from kvtier.testing.shelf import Shelf
 from kvtier.tiers.base import Slots, TierNumber
@@ -65,14 +69,16 @@ class Ends:
         self.keys = [key_of(seed) for seed in range(count)]
         self.offsets = np.arange(count, dtype=np.int64) * self.slot
         self.pool = ThreadPoolExecutor(4)
+        self.stack = ExitStack()
+        tls = certificate(Path(self.stack.enter_context(tempfile.TemporaryDirectory())))
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, nbytes, count))
+        self.process = context.Process(target=serve, args=(theirs, nbytes, count, tls))
         self.process.start()
         self.ports: dict[str, int] = self.pipe.recv()
-        self.stack = ExitStack()
         self.plain = self.stack.enter_context(socket.create_connection(("127.0.0.1", self.ports["tcp"])))
-        self.tiers = {streams: self._tier(streams) for streams in (None, 1, 2, 4)}
+        self.tiers = {streams: self._tier("peer", streams) for streams in (None, 1, 2, 4)}
+        self.tls = self._tier("tls", 1, tls)
         # Without a pool of its own each client would share one connection.
         apart = [("grpc.use_local_subchannel_pool", 1)]
         self.flights = [
@@ -85,10 +91,10 @@ class Ends:
         self.stack.callback(channel.close)
         self.stream: Any = channel.unary_stream("/peer/fetch")
 
-    def _tier(self, streams: int | None) -> PeerTier:
+    def _tier(self, port: str, streams: int | None, tls: TlsFiles | None = None) -> PeerTier:
         limits = FetchLimits(streams=streams, stream_nbytes=MIB) if streams else None
-        tier = self.stack.enter_context(closing(PeerTier(self.arena, "bench", "", SECRET, limits=limits)))
-        node = Node(2, 1, "other", f"127.0.0.1:{self.ports['peer']}", 0.0, alive=True)
+        tier = self.stack.enter_context(closing(PeerTier(self.arena, "bench", "", SECRET, limits=limits, tls=tls)))
+        node = Node(2, 1, "other", f"127.0.0.1:{self.ports[port]}", 0.0, alive=True)
         replicas = [(Replica(2, 1, TierNumber.CPU, self.nbytes),)] * len(self.keys)
         tier.found(self.keys, replicas, {2: node})
         return tier
@@ -96,10 +102,11 @@ class Ends:
     def figures(self, total: int, suffix: str, *, rounds: int) -> Iterator[Figure]:
         count = total * MIB // self.nbytes
         work: dict[str, Callable[[], object]] = {
-            "": lambda: self.sockets(None, count),
-            ".streams.1": lambda: self.sockets(1, count),
-            ".streams.2": lambda: self.sockets(2, count),
-            ".streams.4": lambda: self.sockets(4, count),
+            "": lambda: self.sockets(self.tiers[None], count),
+            ".streams.1": lambda: self.sockets(self.tiers[1], count),
+            ".streams.2": lambda: self.sockets(self.tiers[2], count),
+            ".streams.4": lambda: self.sockets(self.tiers[4], count),
+            ".tls": lambda: self.sockets(self.tls, count),
             ".grpc": lambda: self.grpc(count),
         }
         for streams in (1, 2, 4):
@@ -119,9 +126,9 @@ class Ends:
         while at < total:
             at += self.plain.recv_into(view[at:total])
 
-    def sockets(self, streams: int | None, count: int) -> None:
+    def sockets(self, tier: PeerTier, count: int) -> None:
         slots = Slots(self.offsets[:count], np.full(count, self.nbytes, np.int64))
-        assert all(self.tiers[streams].read(self.keys[:count], slots))
+        assert all(tier.read(self.keys[:count], slots))
 
     def flight(self, streams: int, count: int) -> None:
         def one(place: int) -> None:
@@ -151,7 +158,18 @@ class Ends:
         self.process.join()
 
 
-def serve(pipe: Connection, nbytes: int, count: int) -> None:
+def certificate(folder: Path) -> TlsFiles:
+    """One for both hosts."""
+    authority = trustme.CA()
+    made = authority.issue_cert("bench.fleet")
+    files = TlsFiles(folder / "cert", folder / "key", folder / "ca")
+    made.cert_chain_pems[0].write_to_path(files.cert)
+    made.private_key_pem.write_to_path(files.key)
+    authority.cert_pem.write_to_path(files.ca)
+    return files
+
+
+def serve(pipe: Connection, nbytes: int, count: int, tls: TlsFiles) -> None:
     """Run the other host."""
     arena = Arena.private(count * slot_nbytes(nbytes))
     shelf = Shelf(arena)
@@ -159,12 +177,14 @@ def serve(pipe: Connection, nbytes: int, count: int) -> None:
         shelf.put([key_of(seed)], [payload_of(seed, nbytes)])
     with (
         closing(PeerServer(shelf, arena, ("127.0.0.1", 0), SECRET)) as server,
+        closing(PeerServer(shelf, arena, ("127.0.0.1", 0), SECRET, tls=tls)) as guarded,
         socket.create_server(("127.0.0.1", 0)) as listener,
         Flights(arena, nbytes) as flights,
     ):
         threading.Thread(target=_tcp, args=(listener, arena), daemon=True).start()
         calls, port = _calls(arena, nbytes)
-        pipe.send({"peer": server.address[1], "tcp": listener.getsockname()[1], "flight": flights.port, "grpc": port})
+        ports = {"peer": server.address[1], "tls": guarded.address[1], "tcp": listener.getsockname()[1]}
+        pipe.send(ports | {"flight": flights.port, "grpc": port})
         pipe.recv()
         calls.stop(None)
 

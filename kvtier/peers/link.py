@@ -40,6 +40,7 @@ class Link:
         self._stall = stall
         self._keys = b"", b""
         self._numbers = [0, 0]
+        self._limited: float | None = None
 
     def agree(self, peer: str, sends: bytes, receives: bytes) -> Link:
         """Take the keys of both directions' frames, and the other host's name."""
@@ -88,7 +89,7 @@ class Link:
         at = 0
         with translated():
             while at < len(waiting):
-                self._sock.settimeout(self._left(until))
+                self._limit(self._left(until))
                 sent = self._sock.sendmsg(waiting[at : at + VECTORS]) if vectored else self._sock.send(waiting[at])
                 while at < len(waiting) and sent >= len(waiting[at]):
                     sent -= len(waiting[at])
@@ -101,7 +102,7 @@ class Link:
         at = 0
         with translated():
             while at < len(into):
-                self._sock.settimeout(self._left(until, wait))
+                self._limit(self._left(until, wait))
                 got = self._sock.recv_into(into[at:])
                 if not got:
                     raise SessionUnavailable("the other host closed the connection")
@@ -115,7 +116,7 @@ class Link:
     def quiet(self) -> bool:
         """Whether it is still connected and nothing came that nobody asked for."""
         try:
-            self._sock.settimeout(0)
+            self._limit(0.0)
             if isinstance(self._sock, ssl.SSLSocket):
                 self._sock.read(1)
             else:
@@ -140,6 +141,12 @@ class Link:
         number = self._numbers[direction]
         self._numbers[direction] = number + 1
         return number
+
+    def _limit(self, seconds: float) -> None:
+        """Set the socket's own limit; mostly it is the stall, and stands already."""
+        if seconds != self._limited:
+            self._sock.settimeout(seconds)
+            self._limited = seconds
 
     def _left(self, until: float, wait: float = 0.0) -> float:
         left = until - self._clock()
