@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import wait
 
+import pytest
+
 from kvtier.client.local import LocalSession
 from kvtier.hierarchy.cache import Hierarchy, Limits
+from kvtier.hierarchy.publishing import inventory
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from kvtier.testing.memory_peers import MemoryPeers, Network
@@ -26,6 +29,12 @@ class Index(LocalIndex):
         if self.gate is not None:
             self.gate.wait(10.0)
         return None if self.silent else answer
+
+
+def patiently(patch: pytest.MonkeyPatch) -> None:
+    """Let lookups take as long as they do on a busy machine."""
+    for module in ("cache", "mover"):
+        patch.setattr(f"kvtier.hierarchy.{module}.LOOKUP", 10.0)
 
 
 class Fleet:
@@ -90,4 +99,4 @@ class FleetHost(Host):
             for key, replicas in self.index._store.replicas.items()
             if any(replica.node == self.index.node for replica in replicas)
         }
-        assert told == table.rows.keys() - abroad == {key for key, _, _ in state.inventory()}
+        assert told == table.rows.keys() - abroad == {key for key, _, _ in inventory(state)}

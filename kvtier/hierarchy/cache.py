@@ -17,7 +17,7 @@ from kvtier.hierarchy.lending import Lending
 from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
 from kvtier.hierarchy.mover import Mover
-from kvtier.hierarchy.seeking import Sought
+from kvtier.hierarchy.seeking import LOOKUP, Sought
 from kvtier.hierarchy.sharing import HandedOver, Sharing
 from kvtier.hierarchy.state import Clock, State
 from kvtier.index.base import Index
@@ -32,8 +32,6 @@ Allowance = Callable[[], int]
 SETTLING = 1.0
 """Seconds after which a tier is told again what it is to forget."""
 LONGEST_PIN = 30 * 86_400.0
-LOOKUP = 0.03
-"""Seconds that a match which may wait, waits for a lookup; the index itself gives up sooner."""
 
 
 class Hierarchy:

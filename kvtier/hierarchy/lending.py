@@ -184,7 +184,7 @@ class Lending:
             if state.row(key) is not None or key in state.ledger.writing or key in state.forgetting:
                 continue
             room -= slot_nbytes(size)
-            if room < 0 or size < 1:
+            if (room < 0 and wanted) or not 0 < slot_nbytes(size) <= pool.capacity:
                 break
             wanted.append((key, size))
         return wanted

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvtier.block import PAGE
 from kvtier.errors import TierUnavailable
 from kvtier.hierarchy import promotion, retention, stock, transfer
+from kvtier.hierarchy.seeking import LOOKUP
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
 from kvtier.hierarchy.transfer import Held
@@ -104,8 +105,8 @@ class Mover:
         return self._queue("moves", self._move, list(keys), tier)
 
     def bring(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
-        """Bring blocks up to one tier, leaving their copies elsewhere; how many are there at the end."""
-        return self._queue("moves", self._bring, list(keys), tier)
+        """Bring a chain's blocks up to one tier, from other hosts too; how many are there at the end."""
+        return self._queue("moves", self._fetch, list(keys), tier)
 
     def pin(
         self,
@@ -176,6 +177,14 @@ class Mover:
     def _promote(self, keys: list[bytes]) -> int:
         return promotion.promote(self._state, self.stager, self._leave, keys)
 
+    def _fetch(self, keys: list[bytes], tier: TierNumber) -> int:
+        """Like `_bring`; what this host does not know is looked up first."""
+        with self._state.lock:
+            known = len(self._state.table.prefix(keys))
+            sought = self.stager.seeker.seek(keys[known:], lambda: None)
+        wait([seek.done for seek in sought.seeks], LOOKUP)
+        return self._bring(keys, tier)
+
     def _bring(self, keys: list[bytes], tier: TierNumber) -> int:
         state = self._state
         with state.lock:
@@ -193,7 +202,7 @@ class Mover:
     def _pin(
         self, keys: list[bytes], seconds: float, owner: str, share: float, allowance: Callable[[], int] | None
     ) -> int:
-        self._bring(keys, TierNumber.CPU)
+        self._fetch(keys, TierNumber.CPU)
         kept = 0
         for part in stock.parts(keys):
             with self._state.lock:

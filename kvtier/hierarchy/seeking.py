@@ -13,6 +13,8 @@ from kvtier.hierarchy.state import State
 from kvtier.index.base import Node, Replica
 from kvtier.tiers.base import Tier, TierNumber
 
+LOOKUP = 0.03
+"""Seconds that one who may wait, waits for a lookup; the index itself gives up sooner."""
 THREADS = 4
 """Lookups at a time; each is bounded by the index itself."""
 SEEKS = 64

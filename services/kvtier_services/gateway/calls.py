@@ -17,8 +17,9 @@ from grpc import aio
 import kvtier
 from kvtier.block import SPACE_NBYTES
 from kvtier.errors import DeadlineExceeded, KVTierError, ProtocolMismatch, SessionUnavailable, UsageError
-from kvtier.hierarchy.cache import LOOKUP, Hierarchy
+from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.loading import Wish
+from kvtier.hierarchy.seeking import LOOKUP
 from kvtier.memory.lock import is_free
 from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.channel import status_of

@@ -12,10 +12,15 @@ from kvtier.hierarchy.answers import GrantState
 from kvtier.hierarchy.cache import Limits
 from kvtier.hierarchy.sharing import ANSWER, Sharing
 from kvtier.tiers.base import TierNumber
-from tests.fleet_fixture import Fleet
+from tests.fleet_fixture import Fleet, patiently
 from tests.hierarchy_fixture import NBYTES, SLOT_NBYTES, fill, holds, keys, reserve, save, states
 
 PLENTY = Limits(1 << 30, 1 << 30)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    patiently(monkeypatch)
 
 
 def misses(host):
@@ -162,6 +167,15 @@ class TestFinding:
             assert len(matched.slots) == 1
             assert misses(b) == {"declined_recompute_cheaper": 3}
             assert b.peers.calls["read"] == 0
+
+    def test_prefetch_and_pin_bring_it_and_move_does_not(self):
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b", nvme=4 << 20)
+            save(a.session(), range(6))
+            session = b.session()
+            assert session.move(keys(range(6)), TierNumber.NVME, 10.0) == 0
+            assert session.prefetch(keys(range(3)), TierNumber.CPU).result(10.0) == 3
+            assert session.pin(keys(range(6)), 60.0) == 6
 
 
 class TestDeath:
