@@ -12,27 +12,36 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from grpc import aio
 
 import kvtier
-from kvtier.block import SPACE_NBYTES
-from kvtier.errors import DeadlineExceeded, KVTierError, ProtocolMismatch, SessionUnavailable, UsageError
+from kvtier.block import ADDRESS_NBYTES, SPACE_NBYTES, slot_nbytes
+from kvtier.errors import (
+    DeadlineExceeded,
+    KVTierError,
+    ProtocolMismatch,
+    SessionUnavailable,
+    Unauthenticated,
+    UsageError,
+)
 from kvtier.hierarchy.cache import Hierarchy
-from kvtier.hierarchy.loading import Wish
-from kvtier.hierarchy.seeking import LOOKUP
-from kvtier.memory.lock import is_free
+from kvtier.hierarchy.loading import Look, Wish
+from kvtier.hierarchy.seeking import LOOKUP, Sought
 from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.channel import status_of
 from kvtier.rpc.conversions import unpack_keys, unpack_numbers
 from kvtier.rpc.kvtier_pb2_grpc import DoorServicer
-from kvtier.rpc.protocol import LONGEST_WAIT, PROTOCOL, SESSIONS, client_lock
+from kvtier.rpc.protocol import LONGEST_WAIT, PROTOCOL
 from kvtier.tiers.base import OWN, TierNumber
+from kvtier_services.gateway.callers import ENGINE, Caller
+from kvtier_services.gateway.gates import Context, Gate
 from kvtier_services.gateway.guests import Guest
 
 _log = logging.getLogger(__name__)
 
 HANDSHAKE = 10.0
 """Seconds that a client may take to begin its session."""
+CLIENT = 200
+"""Characters of what a client says of itself."""
 T = TypeVar("T")
 
 
@@ -60,22 +69,34 @@ class _Message(Protocol):
 
 Q = TypeVar("Q", bound=_Message)
 A = TypeVar("A", bound=_Message)
-Context = aio.ServicerContext[Any, Any]
+
+
+AUDITED = frozenset(("Move", "Drop"))
+"""Calls that touch what is others'."""
 
 
 def _call(answer: Callable[[Calls, Q], Awaitable[A]]) -> Callable[[Calls, Q, Context], Awaitable[A]]:
-    """Make a unary call of a method: count it, and say its errors as statuses."""
+    """Make a unary call of a method: see who calls, count it, and say its errors as statuses."""
     name = answer.__name__
 
     async def call(self: Calls, request: Q, context: Context) -> A:
         tally = self.tally
         tally.calls[name] += 1
         tally.request_nbytes[name] = max(tally.request_nbytes[name], request.ByteSize())
+        caller, result = None, "cancelled"
         try:
-            reply = await answer(self, request)
+            caller = self.gate.caller(context)
+            self.check(request, caller)
+            with self.gate.calling(caller):
+                reply = await answer(self, request)
+            result = f"ok: {_said(reply)}"
         except (KVTierError, UsageError) as exc:
             tally.failed[name] += 1
+            result = f"refused: {exc}"
             await context.abort(status_of(exc), str(exc))
+        finally:
+            if name in AUDITED and caller is not None:
+                self.gate.done(caller, context, name, _said(request), result)
         tally.reply_nbytes[name] = max(tally.reply_nbytes[name], reply.ByteSize())
         return reply
 
@@ -88,25 +109,36 @@ class Calls(DoorServicer):
     Args:
         hierarchy: what is asked.
         node: the host's name.
+        gate: who is let in.
 
     Attributes:
+        gate: who is let in.
         tally: what came through.
         guests: sessions, by number.
-        gone: sessions that have ended and whose lock file may still be there.
     """
 
-    def __init__(self, hierarchy: Hierarchy, node: str) -> None:
+    def __init__(self, hierarchy: Hierarchy, node: str, gate: Gate) -> None:
         self._hierarchy = hierarchy
         self._node = node
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._streams: dict[asyncio.Task[Any], Caller] = {}
+        self.gate = gate
         self.tally = Tally()
         self.guests: dict[int, Guest] = {}
-        self.gone: set[int] = set()
 
-    def hang_up(self) -> None:
-        """End all sessions."""
-        for stream in self._streams:
-            stream.cancel()
+    def hang_up(self, whose: Callable[[Caller], bool] = lambda _: True) -> None:
+        """End sessions; all of them unless it is said whose."""
+        for stream, caller in list(self._streams.items()):
+            if whose(caller):
+                stream.cancel()
+
+    def check(self, request: Any, caller: Caller) -> None:
+        """See that a call is made by whom its session belongs to."""
+        session = request.session
+        if not session and not self.gate.open_calls:
+            raise SessionUnavailable("this call needs a session here; attach first")
+        guest = self.guests.get(session)
+        if guest is not None and guest.caller is not caller:
+            raise SessionUnavailable(f"session {session} is not attached here; attach again")
 
     async def Attach(  # type: ignore[override]  # noqa: N802 - the other style of grpc.aio: replies are written
         self, request_iterator: AsyncIterable[pb.ClientNote], context: Context
@@ -114,13 +146,13 @@ class Calls(DoorServicer):
         """A session, from its beginning to its end."""
         task = asyncio.current_task()
         assert task is not None
-        self._streams.add(task)
         self.tally.calls["Attach"] += 1
         guest: Guest | None = None
         try:
+            caller = self._streams[task] = self.gate.caller(context)
             notes = aiter(request_iterator)
             async with asyncio.timeout(HANDSHAKE):
-                guest = await self._handshake(notes, context)
+                guest = await self._handshake(notes, context, caller)
             async for note in notes:
                 self.tally.notes[note.WhichOneof("note") or ""] += 1
                 guest.hear(note)
@@ -130,11 +162,11 @@ class Calls(DoorServicer):
         except (StopAsyncIteration, TimeoutError):
             return
         finally:
-            self._streams.discard(task)
+            self._streams.pop(task, None)
             if guest is not None:
                 self._leave(guest)
 
-    async def _handshake(self, notes: AsyncIterator[pb.ClientNote], context: Context) -> Guest:
+    async def _handshake(self, notes: AsyncIterator[pb.ClientNote], context: Context, caller: Caller) -> Guest:
         hello = (await anext(notes)).hello
         if hello.protocol != PROTOCOL:
             raise ProtocolMismatch(
@@ -142,26 +174,19 @@ class Calls(DoorServicer):
                 "install the same kvtier on both sides, and restart the older one"
             )
         arena = self._hierarchy.arena
-        folder = arena.folder
-        assert folder is not None
-        welcome = pb.Welcome(
-            protocol=PROTOCOL,
-            epoch=arena.epoch,
-            arena=str(folder),
-            capacity=arena.capacity,
-            node=self._node,
-            version=kvtier.__version__,
-        )
+        welcome = self.gate.welcome(caller)
+        welcome.protocol, welcome.version, welcome.node = PROTOCOL, kvtier.__version__, self._node
+        welcome.epoch, welcome.capacity = arena.epoch, arena.capacity
         await context.write(pb.HostNote(welcome=welcome))
-        session = (await anext(notes)).join.session
-        if session not in SESSIONS or session in self.guests:
-            raise SessionUnavailable(f"session number {session} cannot be used; attach with another one")
-        if is_free(client_lock(folder, session)):
-            raise ProtocolMismatch(f"session {session} holds no lock on {client_lock(folder, session)}")
-        guest = self.guests[session] = Guest(self._hierarchy, session, hello.client)
-        _log.info("attached session=%d client=%r", session, hello.client)
+        asked = (await anext(notes)).join.session
+        if asked in self._hierarchy.state.ledger.sessions:
+            raise SessionUnavailable(f"session number {asked} cannot be used; attach with another one")
+        session = self.gate.seat(asked, caller)
+        client = hello.client[:CLIENT]
+        guest = self.guests[session] = Guest(self._hierarchy, session, client, caller)
+        _log.info("attached session=%d caller=%s client=%r", session, caller.name, client)
         try:
-            await context.write(pb.HostNote(joined=pb.Joined()))
+            await context.write(pb.HostNote(joined=pb.Joined(session=session)))
         except BaseException:
             self._leave(guest)
             raise
@@ -169,8 +194,8 @@ class Calls(DoorServicer):
 
     def _leave(self, guest: Guest) -> None:
         del self.guests[guest.session]
-        self.gone.add(guest.session)
         guest.leave()
+        self.gate.left(guest)
         _log.info("detached session=%d client=%r", guest.session, guest.client)
 
     @_call
@@ -178,28 +203,26 @@ class Calls(DoorServicer):
         """See `Session.match`."""
         guest = await self._guest(request.session, request.after)
         hierarchy, first = self._hierarchy, not request.stream or request.wait == 0
-        wish = Wish(
-            guest.session,
-            unpack_keys(request.keys),
-            request.prefill,
-            request.stream,
-            request.given,
-            first,
-            request.device,
-        )
+        keys, device = unpack_keys(request.keys), request.device if guest.caller is ENGINE else 0
+
+        def look_again(sought: Sought | None = None) -> Look:
+            own = guest.caller.own(hierarchy, keys)
+            wish = Wish(guest.session, own, request.prefill, request.stream, request.given, first, device)
+            return hierarchy.look(wish, sought)
+
         until = time.monotonic() + min(request.wait, LONGEST_WAIT)
-        look = hierarchy.look(wish)
+        look = look_again()
         if (request.wait or request.stream) and look.lookups:
             hierarchy.release(look.matched.lease)
             await _all_within(look.lookups, LOOKUP)
-            look = hierarchy.look(wish, look.sought)
+            look = look_again(look.sought)
         while (flight := look.staging) is not None and (news := look.news) is not None:
             left = until - time.monotonic()
             if left <= 0:
                 break
             hierarchy.release(look.matched.lease)
             await _within(news, left)
-            look = hierarchy.look(wish, look.sought)
+            look = look_again(look.sought)
             if flight.done.done():
                 break
         matched = hierarchy.settle(look)
@@ -222,7 +245,15 @@ class Calls(DoorServicer):
         keys, nbytes = unpack_keys(request.keys), unpack_numbers(request.nbytes)
         if len(keys) - request.start != len(nbytes):
             raise UsageError(f"{len(keys)} keys from {request.start} on and {len(nbytes)} sizes do not go together")
-        reserved = self._hierarchy.reserve(guest.session, keys, nbytes, request.start)
+        caller, hierarchy = guest.caller, self._hierarchy
+        if len(caller.own(hierarchy, keys)) < len(keys):
+            raise Unauthenticated("one of these blocks belongs to another tenant")
+        allowance = None
+        if caller.tenant is not None and caller.tenant.quota.cpu:
+            known = hierarchy.state.table.rows
+            new = (n for key, n in zip(keys[request.start :], nbytes, strict=True) if key not in known)
+            allowance = caller.tenant.allowance(hierarchy, sum(map(slot_nbytes, new)))
+        reserved = hierarchy.reserve(guest.session, keys, nbytes, request.start, allowance=allowance)
         granted = guest.ticket(request.call, reserved.ticket)
         return pb.ReserveReply(granted=granted, grants=reserved.grants.tobytes(), reason=reserved.reason)
 
@@ -231,13 +262,19 @@ class Calls(DoorServicer):
         """See `Session.commit`."""
         guest = await self._guest(request.session, request.after)
         ticket, written = guest.end_ticket(request.call), unpack_numbers(request.written)
-        visible = self._hierarchy.commit(guest.session, ticket, written, request.seconds)
-        return pb.CommitReply(visible=bytes(visible))
+        if ticket is None:
+            return pb.CommitReply(visible=bytes(len(written)))
+        # Who maps the arena wrote there itself; of the others only what came and was found whole counts.
+        there = written if guest.caller is ENGINE else [i for i in written if i in ticket.received]
+        visible = self._hierarchy.commit(guest.session, ticket.number, there, request.seconds)
+        seen = dict(zip(there, visible, strict=True))
+        return pb.CommitReply(visible=bytes(seen.get(i, False) for i in written))
 
     @_call
     async def Move(self, request: pb.MoveRequest) -> pb.MoveReply:  # noqa: N802
         """See `Session.move`."""
-        await self._guest(request.session, request.after)
+        guest = await self._guest(request.session, request.after)
+        guest.caller.needs_admin("moving blocks")
         moved = self._hierarchy.move(unpack_keys(request.keys), _tier(request.tier))
         if not await _within(moved, request.wait):
             return pb.MoveReply(late=True)
@@ -246,24 +283,27 @@ class Calls(DoorServicer):
     @_call
     async def Prefetch(self, request: pb.PrefetchRequest) -> pb.PrefetchReply:  # noqa: N802
         """See `Session.prefetch`."""
-        await self._guest(request.session, request.after)
-        there = self._hierarchy.prefetch(unpack_keys(request.keys), _tier(request.tier))
+        guest = await self._guest(request.session, request.after)
+        keys = guest.caller.own(self._hierarchy, unpack_keys(request.keys))
+        there = self._hierarchy.prefetch(keys, _tier(request.tier))
         return pb.PrefetchReply(there=await _result(there))
 
     @_call
     async def Pin(self, request: pb.PinRequest) -> pb.PinReply:  # noqa: N802
         """See `Session.pin` and `Session.unpin`."""
         guest = await self._guest(request.session, request.after)
-        keys = unpack_keys(request.keys)
+        keys, tenant = guest.caller.own(self._hierarchy, unpack_keys(request.keys)), guest.caller.tenant
         if not request.seconds > 0:
             return pb.PinReply(blocks=self._hierarchy.unpin(keys))
-        pinned = self._hierarchy.pin(guest.session, keys, request.seconds)
+        allowance = tenant.pinnable(self._hierarchy) if tenant is not None else None
+        pinned = self._hierarchy.pin(guest.session, keys, request.seconds, allowance)
         return pb.PinReply(blocks=await _result(pinned))
 
     @_call
     async def Drop(self, request: pb.DropRequest) -> pb.DropReply:  # noqa: N802
         """See `Session.evict` and `Session.clear`."""
-        await self._guest(request.session, request.after)
+        guest = await self._guest(request.session, request.after)
+        guest.caller.needs_admin("dropping blocks")
         if len(request.space) not in (0, SPACE_NBYTES):
             raise UsageError(f"a keyspace is named by {SPACE_NBYTES} bytes, not {len(request.space)}")
         if request.space:
@@ -274,36 +314,46 @@ class Calls(DoorServicer):
     @_call
     async def Device(self, request: pb.DeviceRequest) -> pb.DeviceReply:  # noqa: N802
         """See `Session.attach`."""
-        await self._guest(request.session, request.after)
+        guest = await self._guest(request.session, request.after)
+        if guest.caller is not ENGINE:
+            return pb.DeviceReply()
         return pb.DeviceReply(handle=self._hierarchy.state.device.handle())
 
     @_call
     async def Where(self, request: pb.WhereRequest) -> pb.WhereReply:  # noqa: N802
         """See `Session.where`."""
-        if request.session:
-            await self._guest(request.session, request.after)
-        placement = await asyncio.to_thread(self._hierarchy.where, unpack_keys(request.keys))
+        caller = await self._anybody(request.session, request.after)
+        keys = unpack_keys(request.keys)
+        placement = await asyncio.to_thread(self._hierarchy.where, caller.own(self._hierarchy, keys))
         return pb.WhereReply(json=msgspec.json.encode(placement))
 
     @_call
     async def Inspect(self, request: pb.InspectRequest) -> pb.InspectReply:  # noqa: N802
         """See `Session.inspect`."""
-        if request.session:
-            await self._guest(request.session, request.after)
-        found = await asyncio.to_thread(self._hierarchy.inspect, unpack_keys(request.keys))
-        return pb.InspectReply(json=msgspec.json.encode(found))
+        caller = await self._anybody(request.session, request.after)
+        keys = unpack_keys(request.keys)
+        own = caller.own(self._hierarchy, keys)
+        found = await asyncio.to_thread(self._hierarchy.inspect, own)
+        return pb.InspectReply(json=msgspec.json.encode(found + [None] * (len(keys) - len(own))))
 
     @_call
     async def Status(self, request: pb.StatusRequest) -> pb.StatusReply:  # noqa: N802
         """See `Session.status`; says also what came through the door."""
-        if request.session:
-            await self._guest(request.session, request.after)
+        caller = await self._anybody(request.session, request.after)
+        if caller.narrow is not None:
+            return pb.StatusReply(
+                json=msgspec.json.encode({"node": self._node, **caller.narrow.status(self._hierarchy)})
+            )
         status = await asyncio.to_thread(self._hierarchy.status)
         door = msgspec.to_builtins(self.tally)
         clients = [guest.client for guest in self.guests.values()]
         return pb.StatusReply(
             json=msgspec.json.encode({**status, "node": self._node, "clients": clients, "door": door})
         )
+
+    async def _anybody(self, session: int, after: int) -> Caller:
+        """Who calls, with a session or, where that is allowed, without."""
+        return (await self._guest(session, after)).caller if session else ENGINE
 
     async def _guest(self, session: int, after: int) -> Guest:
         """Who calls, once what it said before is heard."""
@@ -331,6 +381,14 @@ async def _result(future: Future[T]) -> T:
     if not await _within(future, LONGEST_WAIT):
         raise DeadlineExceeded(f"that takes longer than {LONGEST_WAIT:g} s; it goes on")
     return future.result()
+
+
+def _said(message: Any) -> dict[str, Any]:
+    """What a message of an admin call says, for the record."""
+    keys = getattr(message, "keys", b"")
+    said = {"keys": len(keys) // ADDRESS_NBYTES, "first": keys[:8].hex(), "space": getattr(message, "space", b"").hex()}
+    said |= {name: getattr(message, name) for name in ("tier", "blocks", "there", "late") if hasattr(message, name)}
+    return {name: value for name, value in said.items() if value}
 
 
 def _tier(number: int) -> TierNumber:

@@ -22,6 +22,7 @@ from kvtier.memory.lock import is_free
 from kvtier.rpc.kvtier_pb2_grpc import add_DoorServicer_to_server
 from kvtier.rpc.protocol import MAX_MESSAGE, client_lock
 from kvtier_services.gateway.calls import Calls, Tally
+from kvtier_services.gateway.gates import LocalGate
 
 _log = logging.getLogger(__name__)
 
@@ -43,17 +44,26 @@ class Door:
         node: the host's name.
         mode: of the socket; 0o660 lets a group in.
         group: number of that group; the process's own when not given.
+        salt: of the keys of this host's engines; empty for none.
     """
 
     def __init__(
-        self, hierarchy: Hierarchy, socket: Path, *, node: str = "", mode: int = 0o600, group: int | None = None
+        self,
+        hierarchy: Hierarchy,
+        socket: Path,
+        *,
+        node: str = "",
+        mode: int = 0o600,
+        group: int | None = None,
+        salt: bytes = b"",
     ) -> None:
         if hierarchy.arena.folder is None:
             raise ConfigError("a door needs an arena that other processes can map; give it a folder")
         self._folder = hierarchy.arena.folder
         self._socket = socket.absolute()
         self._mode, self._group = mode, group
-        self._calls = Calls(hierarchy, node or hostname())
+        self._gate = LocalGate(self._folder, salt)
+        self._calls = Calls(hierarchy, node or hostname(), self._gate)
         self._server: aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -88,7 +98,7 @@ class Door:
         await server.start()
         self._server = server
         locks = (file.stem for file in (self._folder / CLIENTS).glob("*.lock"))
-        self._calls.gone.update(int(name) for name in locks if name.isdecimal())
+        self._gate.gone.update(int(name) for name in locks if name.isdecimal())
         self._sweeper = asyncio.create_task(self._sweep())
         _log.info("door open socket=%s", self._socket)
 
@@ -105,7 +115,7 @@ class Door:
 
     async def _sweep(self) -> None:
         """Remove the lock files of clients that died."""
-        gone, is_gone = self._calls.gone, writer_gone(self._folder)
+        gone, is_gone = self._gate.gone, writer_gone(self._folder)
         while True:
             gone.difference_update([session for session in gone if is_gone(session)])
             await asyncio.sleep(SWEEP)

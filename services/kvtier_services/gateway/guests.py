@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
-from kvtier.errors import ProtocolMismatch
+from kvtier.errors import ProtocolMismatch, UsageError
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.rpc.conversions import unpack_keys
 from kvtier.rpc.kvtier_pb2 import ClientNote
+from kvtier_services.gateway.callers import ENGINE, Caller
 
 _log = logging.getLogger(__name__)
 
@@ -20,23 +24,44 @@ REPORTS = frozenset(("bad_header", "bad_checksum"))
 """What clients report of blocks; anything else is counted under one name, which no client chooses."""
 
 
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A reservation, and what came for it over the network.
+
+    Attributes:
+        number: with the hierarchy.
+        received: positions whose payload arrived whole.
+        receiving: whether bytes are on their way into its slots.
+        void: whether it is to be given back as soon as they are not.
+    """
+
+    number: int
+    received: set[int] = field(default_factory=set)
+    receiving: bool = False
+    void: bool = False
+
+
 class Guest:
     """One session: the hierarchy's leases and tickets under the numbers that its client gave them.
+
+    Belongs to the door's loop, but for `lease_of` and `receiving`, which bulk calls use on threads of theirs.
 
     Attributes:
         session: its number.
         client: what it said of itself.
+        caller: whose it is.
     """
 
-    def __init__(self, hierarchy: Hierarchy, session: int, client: str) -> None:
+    def __init__(self, hierarchy: Hierarchy, session: int, client: str, caller: Caller = ENGINE) -> None:
         self._hierarchy = hierarchy
-        self.session, self.client = session, client
+        self.session, self.client, self.caller = session, client, caller
         self._leases: dict[int, int] = {}
-        self._tickets: dict[int, int] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._lock = threading.Lock()
         self._given_up: dict[int, None] = {}
         self._heard = 0
         self._news = asyncio.Event()
-        hierarchy.attach(session, client)
+        hierarchy.attach(session, f"{caller.tenant.name}: {client}" if caller.tenant is not None else client)
 
     def leave(self) -> None:
         """The stream has ended."""
@@ -52,6 +77,9 @@ class Guest:
             case "condemn":
                 why = note.condemn.why if note.condemn.why in REPORTS else "client_report"
                 self._hierarchy.condemn(unpack_keys(note.condemn.keys), why)
+            case "claim":
+                if self.caller.tenant is not None:
+                    self.caller.tenant.claim(note.claim.keyspace)
             case "refused":
                 self._hierarchy.refused()
                 _log.warning("device memory not attached session=%d reason=%r", self.session, note.refused.why[:300])
@@ -85,12 +113,47 @@ class Guest:
             self._hierarchy.commit(self.session, ticket, [])
             return False
         if ticket:
-            self._tickets[call] = ticket
+            self._tickets[call] = Ticket(ticket)
         return bool(ticket)
 
-    def end_ticket(self, call: int) -> int:
-        """Strike a reservation out; its number with the hierarchy, 0 when it is not known."""
-        return self._tickets.pop(call, 0)
+    def end_ticket(self, call: int) -> Ticket | None:
+        """Strike a reservation out; None when it is not known.
+
+        Raises:
+            UsageError: bytes are on their way into it.
+        """
+        with self._lock:
+            ticket = self._tickets.get(call)
+            if ticket is not None and ticket.receiving:
+                raise UsageError(
+                    f"payloads of reservation {call} are still on their way; commit when they have arrived"
+                )
+            return self._tickets.pop(call, None)
+
+    def lease_of(self, call: int) -> int:
+        """The hierarchy's number of a lease; 0 when there is none. Thread-safe."""
+        return self._leases.get(call, 0)
+
+    @contextmanager
+    def receiving(self, call: int) -> Iterator[Ticket]:
+        """Bytes are on their way into a reservation's slots; until then nobody else gets those. Thread-safe.
+
+        Raises:
+            UsageError: there is no such reservation, or others are.
+        """
+        with self._lock:
+            ticket = self._tickets.get(call)
+            if ticket is None or ticket.receiving:
+                raise UsageError(f"there is no reservation {call} that payloads can be sent for now")
+            ticket.receiving = True
+        try:
+            yield ticket
+        finally:
+            with self._lock:
+                ticket.receiving = False
+                void = ticket.void and self._tickets.pop(call, None) is not None
+            if void:
+                self._hierarchy.commit(self.session, ticket.number, [])
 
     def _release(self, call: int, seconds: float) -> None:
         lease = self._leases.pop(call, 0)
@@ -100,9 +163,14 @@ class Guest:
             self._give_up(call)
 
     def _abort(self, call: int) -> None:
-        ticket = self.end_ticket(call)
-        if ticket:
-            self._hierarchy.commit(self.session, ticket, [])
+        with self._lock:
+            ticket = self._tickets.get(call)
+            if ticket is not None and ticket.receiving:
+                ticket.void = True
+                return
+            self._tickets.pop(call, None)
+        if ticket is not None:
+            self._hierarchy.commit(self.session, ticket.number, [])
         else:
             self._give_up(call)
 

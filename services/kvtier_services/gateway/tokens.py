@@ -1,0 +1,148 @@
+"""The file that says who may come in from other hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kvtier.errors import ConfigError
+from kvtier_services.actors.folders import write_secret
+
+SALT_NBYTES = 32
+LOCAL = ""
+"""Tenant of the engines of this host, where they are salted too."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Quota(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one tenant may have on one host; 0 for no limit.
+
+    Attributes:
+        cpu: bytes of the CPU tier.
+        pinned: bytes of it that pins may keep.
+        requests: calls a second.
+    """
+
+    cpu: Count = 0
+    pinned: Count = 0
+    requests: Annotated[float, Meta(ge=0.0)] = 0.0
+
+
+class TenantEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One tenant: the salt of its keys, as hexadecimal digits, and its quota."""
+
+    salt: Annotated[str, Meta(pattern=f"^[0-9a-f]{{{2 * SALT_NBYTES}}}$")]
+    quota: Quota = Quota()
+
+    def __repr__(self) -> str:
+        return f"TenantEntry(salt=***, quota={self.quota})"
+
+
+class TokenEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One token, as its SHA-256."""
+
+    name: str
+    tenant: str
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    admin: bool = False
+
+
+class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
+    """All of the file."""
+
+    tenants: dict[str, TenantEntry] = {}
+    tokens: tuple[TokenEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        for entry in self.tokens:
+            if entry.tenant not in self.tenants or entry.tenant == LOCAL:
+                raise ConfigError(f"token {entry.name!r} belongs to tenant {entry.tenant!r}, which the file lacks")
+        if len({entry.name for entry in self.tokens}) < len(self.tokens):
+            raise ConfigError("two tokens have the same name")
+        if len({entry.salt for entry in self.tenants.values()}) < len(self.tenants):
+            raise ConfigError("two tenants have the same salt, and so the same blocks; give each one of its own")
+
+    def with_tenant(self, name: str, quota: Quota | None = None) -> Tokens:
+        """The same with this tenant in it; a quota that is given replaces its quota."""
+        known = self.tenants.get(name) or TenantEntry(secrets.token_hex(SALT_NBYTES))
+        entry = known if quota is None else TenantEntry(known.salt, quota)
+        return Tokens({**self.tenants, name: entry}, self.tokens)
+
+
+def fingerprint(token: str) -> str:
+    """What the file has of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def read(path: Path) -> Tokens:
+    """Read the file; no tokens when there is none.
+
+    Raises:
+        ConfigError: it cannot be read, is not what it should be, or others may read it.
+    """
+    try:
+        with path.open("rb") as file:
+            mode, raw = os.fstat(file.fileno()).st_mode, file.read()
+    except FileNotFoundError:
+        return Tokens()
+    except OSError as exc:
+        raise ConfigError(f"remote.tokens_file {path} cannot be read: {exc.strerror}") from exc
+    if mode & 0o077:
+        raise ConfigError(f"remote.tokens_file {path} has the salts of all tenants, and others may read it: chmod 600")
+    try:
+        return msgspec.json.decode(raw, type=Tokens)
+    except (msgspec.MsgspecError, ConfigError) as exc:
+        raise ConfigError(f"remote.tokens_file {path}: {exc}; `kvtier token` writes such files") from exc
+
+
+def write(path: Path, tokens: Tokens) -> None:
+    """Write the file, readable by this user only."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_secret(path, msgspec.json.format(msgspec.json.encode(tokens)).decode() + "\n")
+
+
+def add(path: Path, name: str, *, tenant: str = "", admin: bool = False, quota: Quota | None = None) -> str:
+    """Make a token and enter it; the token, which is nowhere else.
+
+    Args:
+        path: of the file.
+        name: of the token, for people.
+        tenant: that it belongs to; of the same name unless given.
+        admin: whether it may evict, move and look at what others have.
+        quota: of the tenant; as it was unless given.
+
+    Raises:
+        ConfigError: that name cannot be, or is taken.
+    """
+    tenant = tenant or name
+    for one in (name, tenant):
+        if not _NAME.fullmatch(one):
+            raise ConfigError(f"{one!r} is no name: use up to 64 letters, digits and the signs _ . @ -")
+    known = read(path).with_tenant(LOCAL)
+    if any(entry.name == name for entry in known.tokens):
+        raise ConfigError(f"there is a token {name!r} already; revoke it first, or choose another name")
+    token = f"kvt_{secrets.token_urlsafe(32)}"
+    entry = TokenEntry(name, tenant, fingerprint(token), admin)
+    write(path, Tokens(known.with_tenant(tenant, quota).tenants, (*known.tokens, entry)))
+    return token
+
+
+def revoke(path: Path, name: str) -> None:
+    """Strike a token out; its tenant, and what that has stored, stay.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    known = read(path)
+    left = tuple(entry for entry in known.tokens if entry.name != name)
+    if len(left) == len(known.tokens):
+        raise ConfigError(f"there is no token {name!r}; there are {', '.join(e.name for e in known.tokens) or 'none'}")
+    write(path, Tokens(known.tenants, left))
