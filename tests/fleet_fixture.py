@@ -90,6 +90,11 @@ class FleetHost(Host):
         here = {key: row for key, row in table.rows.items() if table.has(row, TierNumber.CPU)}
         assert {state.at[int(table.offset[row])] for row in here.values()} == set(here.values())
         assert pool.used == sum(map(pool.size_class, state.at)) <= pool.capacity
+        self.check_rows()
+
+    def check_rows(self) -> None:
+        """What holds at any moment: what is abroad is nowhere else, and nobody is told of it."""
+        state, table = self.state, self.state.table
         abroad = {key for key, row in table.rows.items() if table.has(row, TierNumber.PEER)}
         assert abroad == state.abroad.keys()
         assert all(int(table.tiers[table.rows[key]]) == 1 << TierNumber.PEER for key in abroad)

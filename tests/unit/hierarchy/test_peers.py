@@ -243,7 +243,7 @@ class TestRows:
             b.peers.gate.clear()
             session.match(keys(range(3)), 0.0, stream=True)
             assert len(b.state.abroad) == 3
-            b.check()
+            b.check_rows()
             assert b.hierarchy.inspect(keys([1])) == [None]
             assert b.hierarchy.status()["blocks"] == 0
             assert [tier["tier"] for tier in b.hierarchy.status()["tiers"]] == ["cpu"]
