@@ -94,19 +94,27 @@ class Keyspace:
         Raises:
             BadTokens: floats, negative ids, ids beyond u32, more than one dimension; too few or too many in `extra`.
         """
-        tokens = tokens_u32(token_ids)
-        step = self.spec.block_tokens
-        blocks = len(tokens) // step
-        if extra is not None and len(extra) != blocks:
-            raise BadTokens(f"extra has {len(extra)} entries for {blocks} whole blocks; give one a block")
-        sha256 = hashlib.sha256
-        raw = tokens.tobytes()
-        size = step * 4
-        key, keys = self.root, []
-        for i in range(blocks):
-            key = sha256(key + raw[i * size : (i + 1) * size] + (extra[i] if extra else b"")).digest()
-            keys.append(key)
-        return keys
+        return chain(self.root, token_ids, self.spec.block_tokens, extra=extra)
+
+
+def chain(root: bytes, token_ids: Any, block_tokens: int, *, extra: Sequence[bytes] | None = None) -> list[bytes]:
+    """See `Keyspace.chain`, for the keyspace with this root.
+
+    Raises:
+        BadTokens: as there.
+    """
+    tokens = tokens_u32(token_ids)
+    blocks = len(tokens) // block_tokens
+    if extra is not None and len(extra) != blocks:
+        raise BadTokens(f"extra has {len(extra)} entries for {blocks} whole blocks; give one a block")
+    sha256 = hashlib.sha256
+    raw = tokens.tobytes()
+    size = block_tokens * 4
+    key, keys = root, []
+    for i in range(blocks):
+        key = sha256(key + raw[i * size : (i + 1) * size] + (extra[i] if extra else b"")).digest()
+        keys.append(key)
+    return keys
 
 
 def tokens_u32(token_ids: Any) -> NDArray[np.uint32]:

@@ -6,6 +6,7 @@
     reading    where slots are read, and into what they are decoded: CPU memory or a GPU's
     device     the GPU tier's memory, attached when KV is loaded on its device for the first time
     save       the background that encodes and commits
+    description  what a router must know of a keyspace to name its blocks
     scope      what these share: keyspace, codec, session
     headers    proof that a slot holds the block that was asked for
     session    Session: what lies below, three ways: in process (local), same host (door), another host

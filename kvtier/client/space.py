@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvtier.block import SPACE_NBYTES, address
+from kvtier.client.description import Description
 from kvtier.client.hit import Hit, MappedArena
 from kvtier.client.save import Saved, SaveJob, Saver, refuse
 from kvtier.client.scope import Chain, Scope, is_lifetime
@@ -52,6 +53,12 @@ class Space:
             return token_ids
         keys = self.keyspace.chain(token_ids, extra=extra)
         return Chain(len(token_ids), [address(key, self.rank) for key in keys], self.keyspace.root, self.rank)
+
+    def describe(self) -> Description:
+        """What a router needs to name blocks of this keyspace: see `kvtier where`, and `Description.write`."""
+        keyspace = self.keyspace
+        named = keyspace.model, keyspace.revision, keyspace.plan, keyspace.adapter
+        return Description(*named, self.rank, self.block_tokens, keyspace.root.hex())
 
     def match(self, token_ids: Any, *, wait: float = 0.0, extra: Sequence[bytes] | None = None) -> Hit:
         """Find and lease the longest stored prefix.

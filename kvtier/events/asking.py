@@ -12,6 +12,8 @@ END = b"\xff" * 8
 """In place of a sequence number: there is no more."""
 DUMP = b"dump"
 """Begins a request for a part of a dump; the token of the part before it follows."""
+LAST = b"last"
+"""Asks for the number of the last batch."""
 REQUEST_NBYTES = 64
 
 
@@ -48,6 +50,18 @@ class Asking:
                 break
             found.append((int.from_bytes(frames[-2], "big"), frames[-1]))
         return found
+
+    def last(self) -> int:
+        """Number of the last batch.
+
+        Raises:
+            SessionUnavailable: nobody answers.
+            ProtocolMismatch: what answers cannot say it.
+        """
+        frames = next(self._ask(LAST))
+        if len(frames) != 2 or len(frames[1]) != len(END):
+            raise self._mismatch(frames)
+        return int.from_bytes(frames[1], "big")
 
     def part(self, token: bytes) -> tuple[int, bytes, bytes] | None:
         """One part of a dump, as (number of the batch that it goes with, payload, token for the next; b"" for none).

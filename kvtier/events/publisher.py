@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from kvtier.errors import ConfigError
-from kvtier.events.asking import DUMP, END, REQUEST_NBYTES, numbered
+from kvtier.events.asking import DUMP, END, LAST, REQUEST_NBYTES, numbered
 from kvtier.events.ring import Ring
 from kvtier.events.schema import AllBlocksCleared, AnyEvent, batches, encode
 from kvtier.hierarchy.news import News
@@ -146,6 +146,9 @@ class Publisher:
             for number, payload in self._ring.since(int.from_bytes(request, "big")):
                 self._reply(who, self._topic, numbered(number), payload)
             self._reply(who, b"", END, b"")
+        elif request == LAST:
+            self._publish()
+            self._reply(who, self._topic, numbered(self._ring.last))
         elif request.startswith(DUMP):
             self._reply(who, *self._part(request[len(DUMP) :]))
 

@@ -44,6 +44,8 @@ class Batch:
 
 class _Need(Enum):
     NOTHING = 0
+    BEGIN = 4
+    """With what comes from now on."""
     CHECK = 1
     """Nothing was heard for a while."""
     REPLAY = 2
@@ -54,8 +56,8 @@ class _Need(Enum):
 class Subscriber:
     """Batches of one host in their order; what is missed is had again. For one thread.
 
-    It begins with a dump of what the host has, unless told otherwise. When the publisher has been restarted, or what
-    was missed is no longer kept, it begins again with a dump.
+    It begins with a dump of what the host has; without dumps, with what comes from now on, or from `since` on. When the
+    publisher has been restarted, or what was missed is no longer kept, it begins again with a dump.
 
     Args:
         endpoint: of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
@@ -90,7 +92,7 @@ class Subscriber:
         self._last = -1 if since is None else since - 1
         self._live = -1
         """Number of the last that came by itself: those only grow while the publisher lives."""
-        self._need = _Need.CHECK if since is not None else _Need.DUMP if dump else _Need.NOTHING
+        self._need = _Need.CHECK if since is not None else _Need.DUMP if dump else _Need.BEGIN
         self._token = b""
         self._missed, self._fresh = 0, False
         self._ready: deque[Batch] = deque()
@@ -139,7 +141,7 @@ class Subscriber:
             left = until - self._clock()
             if self._need is not _Need.NOTHING and self._clock() >= self._retry:
                 self._catch_up()
-            elif self._need in (_Need.REPLAY, _Need.DUMP):  # what comes live waits until it can be understood
+            elif self._need not in (_Need.NOTHING, _Need.CHECK):  # what comes live waits until it can be understood
                 time.sleep(max(0.0, min(left, self._retry - self._clock())))
             elif self._in.poll(int(max(0.0, min(left, self._check)) * 1000)):
                 self._hear(self._in.recv_multipart())
@@ -175,6 +177,8 @@ class Subscriber:
         try:
             if self._need is _Need.DUMP:
                 self._take_part()
+            elif self._need is _Need.BEGIN:
+                self._last, self._need = self._asking.last(), _Need.NOTHING
             else:
                 self._replay()
             self.fault = ""

@@ -134,6 +134,41 @@ def status(
 
 
 @app.command()
+def where(
+    tokens: Annotated[str, typer.Argument(help="Token ids, with commas or spaces between them.")] = "",
+    *,
+    keyspace: Annotated[Path, typer.Option(help="What an engine wrote by `space.describe().write(FILE)`.")],
+    file: Annotated[Path | None, typer.Option(help="A file with the token ids; - for the standard input.")] = None,
+    config: ConfigOption = None,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Which hosts hold how much of a prompt, the longest prefix first."""
+    from kvtier.config import load
+    from kvtier_services import routers
+
+    typer.echo(routers.where(load(config), keyspace, routers.tokens_of(tokens, file), json=json))
+
+
+@app.command()
+def events(
+    host: Annotated[
+        str, typer.Option(help="Name or address of another host of the fleet; this one unless given.")
+    ] = "",
+    *,
+    dump: Annotated[bool, typer.Option("--dump", help="What the host has now, and no more.")] = False,
+    since: Annotated[int | None, typer.Option(help="Begin with this batch, if it is still kept.")] = None,
+    config: ConfigOption = None,
+    json: Annotated[bool, typer.Option("--json", help="For machines: an object a line.")] = False,
+) -> None:
+    """Show what enters and leaves the tiers of a host as it happens, until Ctrl-C (see events.endpoint)."""
+    from kvtier.config import load
+    from kvtier_services import routers
+
+    for line in routers.lines(load(config), host, since=since, dump=dump, json=json):
+        typer.echo(line)
+
+
+@app.command()
 def doctor(config: ConfigOption = None) -> None:
     """Check what kvtier needs of this machine, and say how to fix what is missing."""
     from rich.console import Console

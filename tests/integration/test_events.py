@@ -86,11 +86,11 @@ def test_a_view_is_what_the_host_has(host):
 def test_events_name_the_node_the_tier_and_the_parent(host):
     with publisher_of(host) as publisher, follow(publisher, dump=False) as subscriber:
         session, events = host.session(), []
-        assert eventually(lambda: save(session, [99]) == 0 and subscriber.receive(0.05) is not None)
+        assert subscriber.receive(0.2) is None
         save(session, range(2))
         save(session, range(3))
         while len(events) < 2:
-            events += [e for e in subscriber.receive(5.0).events if keys([99])[0] not in e.block_hashes]
+            events += subscriber.receive(5.0).events
         first, second = events
         assert isinstance(first, BlockStored)
         assert (first.node, first.tier, first.medium) == ("box", "cpu", "CPU")
@@ -299,7 +299,7 @@ def test_junk_for_the_replay_socket_disturbs_nobody(host):
 def test_what_publishes_something_else_is_said():
     with zmq.Context() as context, context.socket(zmq.PUB) as other:
         port = other.bind_to_random_port("tcp://127.0.0.1")
-        with Subscriber(f"tcp://127.0.0.1:{port}", dump=False) as subscriber:
+        with Subscriber(f"tcp://127.0.0.1:{port}", since=1, patience=0.05) as subscriber:
 
             def hear() -> bool:
                 other.send(b"weather: fine")
