@@ -9,6 +9,7 @@ import pytest
 
 from kvtier.client.local import LocalSession
 from kvtier.hierarchy.cache import Hierarchy, Limits
+from kvtier.hierarchy.publishing import inventory
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from kvtier.testing.memory_peers import MemoryPeers, Network
@@ -103,4 +104,4 @@ class FleetHost(Host):
             for key, replicas in self.index._store.replicas.items()
             if any(replica.node == self.index.node for replica in replicas)
         }
-        assert told == table.rows.keys() - abroad
+        assert told == table.rows.keys() - abroad == {key for key, _, _ in inventory(state)}

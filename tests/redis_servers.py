@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
+from redis.retry import Retry
 
 from kvtier.testing.index import eventually
 from kvtier_services.redis_server import find_binary
@@ -39,7 +41,7 @@ class Server:
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def client(self, **options: object) -> Redis:
-        return Redis(port=self.port, socket_timeout=5, protocol=2, **options)
+        return Redis(port=self.port, socket_timeout=5, protocol=2, retry=Retry(NoBackoff(), 0), **options)
 
     def ask(self, *command: object) -> object:
         with self.client() as client:

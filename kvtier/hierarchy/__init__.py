@@ -9,6 +9,8 @@
     seeking     what other hosts have: looked up in the index
     lending     what other hosts are lent, and what they offer
     sharing     what others are offered: copies of what is hot, and all of it when this host goes
+    publishing  the index is told anew when it lost something, and compared with the table all the time
+    checking    the same for everything at once, when somebody asks
     retention   what stays longer than its turn and what goes before it: pins, expiry, dropping on request
     accounts    how much of each tier each keyspace takes
     streaming   slots of somebody who does not map the arena

@@ -13,10 +13,12 @@ from typing import Any
 from kvtier.block import slot_nbytes
 from kvtier.hierarchy import loading, placement, report, retention, saving, stock, transfer
 from kvtier.hierarchy.answers import Matched, Placement, Reserved
+from kvtier.hierarchy.checking import Check
 from kvtier.hierarchy.lending import Lending
 from kvtier.hierarchy.limits import Limits, Rules
 from kvtier.hierarchy.loading import Look, Wish
 from kvtier.hierarchy.mover import Mover
+from kvtier.hierarchy.publishing import Publisher
 from kvtier.hierarchy.seeking import LOOKUP, Sought
 from kvtier.hierarchy.sharing import HandedOver, Sharing
 from kvtier.hierarchy.state import Clock, State
@@ -64,6 +66,7 @@ class Hierarchy:
         self.mover = Mover(self.state, high=self.limits.high, low=self.limits.low)
         self.lending = Lending(self.state, self.mover.stager, self.limits)
         self.sharing = Sharing(self.state, rules.replicate if rules else 0)
+        self.publisher = Publisher(self.state)
         self._writer_gone = writer_gone
         self._settled = 0.0
         with self.state.lock:
@@ -74,7 +77,6 @@ class Hierarchy:
             [
                 self._grow,
                 self._absolve,
-                self._republish,
                 self._end_times,
                 self._remove_unread,
                 self._settle,
@@ -82,6 +84,7 @@ class Hierarchy:
             ]
         )
         self.sharing.start()
+        self.publisher.start()
 
     def close(self) -> None:
         """Stop the background, then close tiers and index; idempotent."""
@@ -91,6 +94,7 @@ class Hierarchy:
                 last_first.callback(tier.close)
             last_first.callback(self.mover.close)
             last_first.callback(self.sharing.close)
+            last_first.callback(self.publisher.close)
 
     # Sessions
 
@@ -270,7 +274,13 @@ class Hierarchy:
 
     def status(self) -> dict[str, Any]:
         """Tiers, counters, sessions and index of this host, as plain values."""
-        return report.status(self.state) | {"staging": self.mover.stager.flying, "queues": self.mover.queues()}
+        now = report.status(self.state)
+        now["index"] |= {"reconciled": dict(self.publisher.counts)}
+        return now | {"staging": self.mover.stager.flying, "queues": self.mover.queues()}
+
+    def check_index(self, seconds: float, *, repair: bool) -> dict[str, Any]:
+        """Compare all blocks with what the index says of this host; see `kvtier.hierarchy.checking`."""
+        return Check(self.state, repair=repair).run(seconds)
 
     def hand_over(self, seconds: float) -> HandedOver:
         """Take no more saves, and offer the hottest blocks to other hosts until time is up; waits for them."""
@@ -322,9 +332,3 @@ class Hierarchy:
             if owed and now >= self._settled + SETTLING:
                 self._settled = now
                 self.mover.settle(tier)
-
-    def _republish(self) -> None:
-        if self.state.index.needs_publish():
-            with self.state.lock:
-                inventory = self.state.inventory()
-            self.state.index.publish(inventory)

@@ -289,12 +289,6 @@ class State:
             self.table.note([row for row, _ in new], inventory.records[[i for _, i in new]])
         self.enter(entering, tier)
 
-    def inventory(self) -> list[tuple[bytes, int, int]]:
-        """All blocks as (key, best tier, payload bytes), for the index."""
-        table = self.table
-        here = ((key, row) for key, row in table.rows.items() if key not in self.abroad)
-        return [(key, table.best(row), int(table.nbytes[row])) for key, row in here]
-
     def end(self, lease: Lease) -> None:
         """Let go of what a lease, which was struck out, held."""
         self.cpu.pool.release(lease.offsets)

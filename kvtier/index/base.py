@@ -150,8 +150,9 @@ class Index(Protocol):
     def publish(self, inventory: Iterable[tuple[bytes, int, int]]) -> None:
         """Tell everything this host holds, as (key, tier, nbytes), in the caller's thread.
 
-        Clears `needs_publish`, unless the server went away before the end. A key that is discarded meanwhile is not
-        told, so an inventory read lazily from a living table is safe. Not for a thread that must not wait.
+        Clears `needs_publish`, unless the server went away before the end. A key that is added or discarded
+        meanwhile is left to that, so an inventory read lazily from a living table is safe. Not for a thread that must
+        not wait.
         """
         ...
 

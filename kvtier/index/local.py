@@ -74,6 +74,7 @@ class LocalIndex:
         self._needs_publish = True
         self._lookups = self._told = 0
         self._closed = False
+        self._said: set[bytes] | None = None
         store.admit(self._self)
 
     def match(self, keys: Sequence[bytes]) -> list[tuple[Replica, ...]] | None:
@@ -109,11 +110,19 @@ class LocalIndex:
     def add(self, keys: Sequence[bytes], tier: int, nbytes: Sequence[int]) -> None:
         for size in set(nbytes):
             pack_body(tier, size)
-        self._add(zip(keys, [Replica(self.node, self.incarnation, tier, size) for size in nbytes], strict=True))
+        if not self._speaks():
+            return
+        for key, size in zip(keys, nbytes, strict=True):
+            with self._store.lock:
+                self._put(key, Replica(self.node, self.incarnation, tier, size))
+                if self._said is not None:
+                    self._said.add(key)
 
     def discard(self, keys: Sequence[bytes]) -> None:
         if self._speaks():
             with self._store.lock:
+                if self._said is not None:
+                    self._said.update(keys)
                 for key in keys:
                     others = self._others_of(key)
                     if others:
@@ -122,7 +131,14 @@ class LocalIndex:
                         self._store.replicas.pop(key, None)
 
     def publish(self, inventory: Iterable[tuple[bytes, int, int]]) -> None:
-        self._add((key, Replica(self.node, self.incarnation, tier, size)) for key, tier, size in inventory)
+        if not self._speaks():
+            return
+        said = self._said = set[bytes]()
+        for key, tier, size in inventory:
+            with self._store.lock:
+                if key not in said:
+                    self._put(key, Replica(self.node, self.incarnation, tier, size))
+        self._said = None
         self._needs_publish = not self._speaks()
 
     def forget(self, node: int) -> None:
@@ -152,16 +168,12 @@ class LocalIndex:
     def close(self) -> None:
         self._closed = True
 
-    def _add(self, entries: Iterable[tuple[bytes, Replica]]) -> None:
-        if not self._speaks():
-            return
+    def _put(self, key: bytes, replica: Replica) -> None:
         replicas = self._store.replicas
-        for key, replica in entries:
-            with self._store.lock:
-                known = replicas.get(key, ())
-                alone = not known or (len(known) == 1 and known[0].node == self.node)
-                replicas[key] = (replica,) if alone else (*self._others_of(key)[1 - MAX_REPLICAS :], replica)
-            self._told += 1
+        known = replicas.get(key, ())
+        alone = not known or (len(known) == 1 and known[0].node == self.node)
+        replicas[key] = (replica,) if alone else (*self._others_of(key)[1 - MAX_REPLICAS :], replica)
+        self._told += 1
 
     def _others_of(self, key: bytes) -> tuple[Replica, ...]:
         return tuple(replica for replica in self._store.replicas.get(key, ()) if replica.node != self.node)

@@ -128,10 +128,11 @@ class RedisIndex:
 
     def add(self, keys: Sequence[bytes], tier: int, nbytes: Sequence[int]) -> None:
         bodies = {size: pack_body(tier, size) for size in set(nbytes)}
+        self._writer.saying(keys)
         self._writer.queue(zip(keys, [bodies[size] for size in nbytes], strict=True))
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        self._writer.discarding(keys)
+        self._writer.saying(keys)
         self._writer.queue(zip(keys, itertools.repeat(DISCARD)))
 
     def publish(self, inventory: Iterable[tuple[bytes, int, int]]) -> None:

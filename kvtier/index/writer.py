@@ -13,6 +13,9 @@ from kvtier.index.options import RedisIndexOptions
 from kvtier.index.pending import Pending, Updates
 from kvtier.index.tell import Teller, Told
 
+SAID_LIMIT = 1 << 20
+"""Keys that are remembered because something was said of them during a publication; with more, it begins anew."""
+
 
 class Writer:
     """Tells what its host holds.
@@ -46,7 +49,7 @@ class Writer:
         self._rest = rest
         self._telling = threading.RLock()
         self._publishing = threading.Lock()
-        self._discarded: set[bytes] | None = None
+        self._said: set[bytes] | None = None
 
     def speak_for(self, teller: Teller) -> None:
         """Tell for another life from now on."""
@@ -60,11 +63,11 @@ class Writer:
         if not self.superseded and not self.pending.update(updates):
             self.needs_publish = True
 
-    def discarding(self, keys: Iterable[bytes]) -> None:
-        """Keep these out of a `publish` that is under way; called before they are queued."""
-        gone = self._discarded
-        if gone is not None:
-            gone.update(keys)
+    def saying(self, keys: Iterable[bytes]) -> None:
+        """Keep these out of a `publish` that is under way, which knows older things; called before they are queued."""
+        said = self._said
+        if said is not None:
+            said.update(keys)
 
     def heartbeat(self) -> bool:
         """Tell that the host lives; False when Redis does not answer or refuses."""
@@ -86,19 +89,20 @@ class Writer:
         """`Index.publish`; gives up when Redis does not answer or lost something meanwhile."""
         parts = iter(inventory)
         with self._publishing:
-            gone = self._discarded = set()
+            said = self._said = set()
             try:
                 if not self.heartbeat():
                     return
                 self.needs_publish = False
                 while not self.needs_publish and (part := list(itertools.islice(parts, self._batch))):
-                    with self._telling:  # a discard from here on is told after this batch
-                        batch = {key: pack_body(tier, size) for key, tier, size in part if key not in gone}
+                    with self._telling:  # what is said from here on is told after this batch
+                        batch = {key: pack_body(tier, size) for key, tier, size in part if key not in said}
                         self.needs_publish |= not self._tell(batch)
                     self.drain()
                     self._rest(len(part) * self._seconds)
+                    self.needs_publish |= len(said) > SAID_LIMIT
             finally:
-                self._discarded = None
+                self._said = None
 
     def failed(self, exc: Exception) -> None:
         """Note a call that failed."""

@@ -175,6 +175,24 @@ class IndexKit:
         assert index.match([key(1), key(700)]) == [(), ()]
         assert index.match([key(2), key(1499)]) == [(replica(ALICE, 2, 1),)] * 2
 
+    def test_what_is_added_while_publishing_is_as_it_was_added(self, make_index: MakeIndex) -> None:
+        index = make_index(ALICE)
+
+        def inventory() -> Iterable[tuple[bytes, int, int]]:
+            for number in range(1, 1500):
+                if number in (2, 600):  # read before it was moved, told after
+                    index.add([key(number)], 3, [5])
+                    told(index)
+                yield key(number), 2, 1
+
+        index.publish(inventory())
+        told(index)
+        assert index.match([key(2), key(600), key(1499)]) == [
+            (replica(ALICE, 3, 5),),
+            (replica(ALICE, 3, 5),),
+            (replica(ALICE, 2, 1),),
+        ]
+
     def test_threads_may_share_it(self, make_index: MakeIndex) -> None:
         index = make_index(ALICE)
 

@@ -428,16 +428,16 @@ class TestFailures:
         with Host(blocks=20, limits=PLENTY) as host:
             failed = threading.Event()
 
-            def needs_publish() -> bool:
+            def grow() -> bool:
                 failed.set()
-                raise OSError("the index broke")
+                raise OSError("the arena broke")
 
-            host.index.needs_publish = needs_publish
+            host.state.cpu.grow = grow
             host.mover.kick()
             assert failed.wait(10.0)
             failed.clear()
             assert failed.wait(10.0), "a second round"
-            del host.index.needs_publish
+            del host.state.cpu.grow
             assert host.stats.faults["keeper_error"] >= 1
             assert host.mover._keeper.is_alive()
 
