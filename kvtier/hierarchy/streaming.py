@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvtier.block import BlockHeader
+from kvtier.errors import CorruptPayload
 from kvtier.hierarchy.state import State
 
 
@@ -31,11 +33,15 @@ def hold(state: State, lease: int, position: int) -> Place | None:
         if one is None or not 0 <= position < len(one.offsets):
             return None
         offset = int(one.offsets[position])
-        row = state.at.get(offset)
-        if row is None:
+        try:
+            # A block that was dropped meanwhile is in no table any more; its slot is the lease's still.
+            header = BlockHeader.unpack(state.cpu.arena.payload(offset, state.cpu.pool.size_class(offset)))
+        except CorruptPayload:
+            return None
+        if header.payload_nbytes > state.cpu.pool.size_class(offset):
             return None
         state.cpu.pool.retain(np.array([offset], np.int64))
-        return Place(state.table.keys[row], offset, int(state.table.nbytes[row]))
+        return Place(header.address, offset, header.payload_nbytes)
 
 
 def let_go(state: State, offset: int) -> None:

@@ -11,7 +11,10 @@ from kvtier.testing.device import DeviceKit, gpu_host
 from kvtier.testing.retention import RetentionKit
 from kvtier.testing.session import CAPACITY, SessionKit, host_over
 from kvtier_services.gateway.control import writer_gone
+from kvtier_services.gateway.remote import Listen
+from kvtier_services.gateway.tls import Certificate
 from tests.door_fixture import door_in_thread, folders
+from tests.remote_fixture import Authority, remote_door
 
 
 class TestLocalSession(SessionKit, RetentionKit):
@@ -58,6 +61,35 @@ class TestDoorSession(SessionKit, RetentionKit):
             yield open_session
             for session in opened:
                 session.close()
+
+
+class TestRemoteSession(SessionKit, RetentionKit):
+    """With an admin token: the kit moves and evicts, and its blocks are of as many keyspaces."""
+
+    @pytest.fixture(params=["plain", "tls"])
+    def remote(self, host, tmp_path, request):
+        listen = None
+        if request.param == "tls":
+            listen = Listen("127.0.0.1", 0, certificate=Certificate(*Authority(tmp_path).issue("host")))
+        with remote_door(host.hierarchy, tmp_path, listen) as remote:
+            yield remote
+
+    @pytest.fixture
+    def host(self):
+        with host_over(Arena.private(CAPACITY)) as host:
+            yield host
+
+    @pytest.fixture
+    def open_session(self, remote):
+        opened, token = [], remote.add("kit", admin=True)
+
+        def open_session():
+            opened.append(remote.session(token))
+            return opened[-1]
+
+        yield open_session
+        for session in opened:
+            session.close()
 
 
 class TestLocalSessionWithGpu(DeviceKit):

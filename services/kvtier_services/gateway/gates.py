@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,6 +113,10 @@ class RemoteGate:
         hierarchy: of the host.
         register: who has one.
         audit: where admin calls are written down.
+
+    Attributes:
+        bulk: port of the bulk service.
+        on_left: who else wants to hear of sessions that have ended.
     """
 
     open_calls = False
@@ -120,7 +124,7 @@ class RemoteGate:
     def __init__(self, hierarchy: Hierarchy, register: Register, audit: AuditLog) -> None:
         self._hierarchy, self._register, self._audit = hierarchy, register, audit
         self.bulk = 0
-        """Port of the bulk service."""
+        self.on_left: Callable[[Guest], None] = lambda _: None
 
     def caller(self, context: Context) -> Caller:
         metadata = context.invocation_metadata() or ()
@@ -148,6 +152,7 @@ class RemoteGate:
     def left(self, guest: Guest) -> None:
         if guest.caller.tenant is not None:
             guest.caller.tenant.sessions.discard(guest.session)
+        self.on_left(guest)
 
     def done(self, caller: Caller, context: Context, what: str, details: dict[str, Any], result: str) -> None:
         tenant = caller.tenant.name if caller.tenant else ""

@@ -1,0 +1,89 @@
+"""The host's certificate, which may be renewed while it is used."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from kvtier.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """A certificate with its key, and whose certificates clients must have; all as PEM, `client_ca` empty for any."""
+
+    cert: bytes
+    key: bytes = field(repr=False)
+    client_ca: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The files of a certificate.
+
+    Attributes:
+        cert: chain of the host.
+        key: its private key.
+        client_ca: of the authorities that vouch for clients; None asks clients for no certificate.
+    """
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def read(self) -> Pem:
+        """What is in the files now.
+
+        Raises:
+            ConfigError: they cannot be read, or do not go together (as while they are being replaced).
+        """
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key)
+            client_ca = self.client_ca.read_bytes() if self.client_ca is not None else b""
+            return Pem(self.cert.read_bytes(), self.key.read_bytes(), client_ca)
+        except (OSError, ssl.SSLError) as exc:
+            raise ConfigError(
+                f"remote.cert {self.cert}, remote.key {self.key} and remote.client_ca cannot be used: {exc}; name PEM "
+                "files that go together"
+            ) from exc
+
+
+class Renewed:
+    """What gRPC is to show at each handshake: the files' content, or the last that was whole.
+
+    Attributes:
+        pem: what holds now.
+        fault: why the files, as they are now, were not taken; empty when they were.
+
+    Raises:
+        ConfigError: they cannot be used to begin with.
+    """
+
+    def __init__(self, certificate: Certificate) -> None:
+        self._certificate = certificate
+        self.pem = certificate.read()
+        self.fault = ""
+
+    def refresh(self) -> bool:
+        """Read the files again; whether they have changed."""
+        try:
+            pem = self._certificate.read()
+        except ConfigError as exc:
+            self.fault = str(exc)
+            return False
+        self.fault = ""
+        changed, self.pem = pem != self.pem, pem
+        return changed
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server; new handshakes show what holds then."""
+        asks = bool(self.pem.client_ca)
+
+        def show() -> grpc.ServerCertificateConfiguration:
+            pem = self.pem
+            return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.client_ca or None)
+
+        return grpc.dynamic_ssl_server_credentials(show(), show, require_client_authentication=asks)
