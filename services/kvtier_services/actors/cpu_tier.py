@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, Protocol
 
-from kvtier.errors import KVTierError
+from kvtier.errors import KVTierError, SessionUnavailable
 from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
 from kvtier.hierarchy.sharing import HandedOver
 from kvtier.hierarchy.state import State
@@ -184,6 +184,20 @@ class CpuTierActor:
             return asdict(HandedOver())
         self._drained = True
         return asdict(await asyncio.to_thread(hierarchy.hand_over, seconds))
+
+    async def check_index(self, seconds: float, how: str) -> dict[str, Any]:
+        """Compare all blocks with what the index says of this host; see `kvtier.hierarchy.checking`.
+
+        Args:
+            seconds: that it may take.
+            how: "check", or "repair" to mend what differs.
+
+        Raises:
+            SessionUnavailable: the index does not answer, or the host has not started.
+        """
+        if self._hierarchy is None:
+            raise SessionUnavailable(f"the host has not started: {self._fault or 'it begins'}")
+        return await asyncio.to_thread(self._hierarchy.check_index, seconds, repair=how == "repair")
 
     async def stop(self, flush_seconds: float) -> dict[str, int]:
         """Close the door, write down what only the CPU tier has, let go of the arena and delete its files.
