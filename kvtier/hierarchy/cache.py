@@ -328,7 +328,9 @@ class Hierarchy:
     def _settle(self) -> None:
         """A tier that was busy when it was to forget something is told again, whether or not it was away."""
         now = time.monotonic()
+        if now < self._settled + SETTLING:
+            return
+        self._settled = now
         for tier, owed in self.state.owed.items():
-            if owed and now >= self._settled + SETTLING:
-                self._settled = now
+            if owed or tier in self.state.behind:
                 self.mover.settle(tier)

@@ -27,6 +27,8 @@ from kvtier.index.base import Index
 from kvtier.tiers.base import OWN, Inventory, Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
+OWED = 1 << 16
+"""Dropped blocks that are remembered for a tier that is away; with more of them it is gone through when it is back."""
 UNFETCHED = 1 << 14
 """Blocks that are remembered because other hosts did not give them."""
 
@@ -73,6 +75,8 @@ class State:
         self.pace = Pace()
         self.owed: dict[TierNumber, set[bytes]] = {tier: set() for tier in self.tiers}
         """Dropped blocks that a tier could not be told of because it was away."""
+        self.behind: set[TierNumber] = set()
+        """Tiers that missed more than is remembered block by block: they keep only what the table says they have."""
         self.news: News | None = None
         """For those who follow this host from outside; None when nobody may."""
         self.publishing: Callable[[], dict[str, Any]] | None = None
@@ -247,6 +251,18 @@ class State:
         while len(self.unfetched) > UNFETCHED:
             del self.unfetched[next(iter(self.unfetched))]
 
+    def owe(self, tier: TierNumber, keys: Iterable[bytes]) -> None:
+        """A tier has not heard that it is to forget these: until it has, they are not written there anew."""
+        if tier not in self.behind:
+            self.owed[tier].update(keys)
+            if len(self.owed[tier]) > OWED:
+                self.owed[tier].clear()
+                self.behind.add(tier)
+
+    def owes(self, tier: TierNumber, key: bytes) -> bool:
+        """Whether a tier may have a block that it was to forget."""
+        return tier in self.behind or key in self.owed[tier]
+
     def reclaim(self, keys: Iterable[bytes]) -> None:
         """These are this host's own now: what is heard of them abroad does not count."""
         if self.abroad:
@@ -277,7 +293,7 @@ class State:
         entering, new = [], []
         sizes = inventory.records["nbytes"].tolist()
         for i, key in enumerate(inventory.keys):
-            if key in dropped or key in self.forgetting or key in self.owed[tier]:
+            if key in dropped or key in self.forgetting or self.owes(tier, key):
                 continue
             row = self.row(key)
             if row is None:

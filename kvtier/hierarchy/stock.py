@@ -20,10 +20,28 @@ def settle(state: State, tier: TierNumber) -> None:
     """
     with state.lock:
         keys = list(state.owed[tier])
-    if keys:
+    if tier in state.behind:
+        _catch_up(state, tier)
+    elif keys:
         state.tiers[tier].remove(keys)
         with state.lock:
             state.owed[tier].difference_update(keys)
+
+
+def _catch_up(state: State, tier: TierNumber) -> None:
+    """Take everything out of a tier that the table does not know to be there; nothing is written there meanwhile."""
+    with state.writes[tier]:
+        for keys in parts(state.tiers[tier].inventory().keys):
+            with state.lock:
+                rows = [state.row(key) for key in keys]
+                known = [row is not None and state.table.has(row, tier) for row in rows]
+                gone = [key for key, ok in zip(keys, known, strict=True) if not ok]
+                if tier is TierNumber.GPU:
+                    gone = state.device.removable(gone)
+            if gone:
+                state.tiers[tier].remove(gone)
+        with state.lock:
+            state.behind.discard(tier)
 
 
 @contextmanager

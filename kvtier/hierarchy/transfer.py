@@ -205,9 +205,9 @@ def forget(state: State, keys: Sequence[bytes]) -> None:
 
 
 def owe(state: State, tier: TierNumber, keys: Sequence[bytes]) -> None:
-    """A tier has not heard that it is to forget these: until it has, they are not written there anew."""
+    """See `State.owe`."""
     with state.lock:
-        state.owed[tier].update(keys)
+        state.owe(tier, keys)
 
 
 def remove_unread(state: State) -> None:
@@ -240,8 +240,8 @@ def _writable(state: State, tier: TierNumber, held: Sequence[Held]) -> Sequence[
     if tier not in state.tiers:
         return []
     with state.lock:
-        stays = state.owed[tier] | (state.device.leaving if tier is TierNumber.GPU else set())
-        return [block for block in held if block.key not in stays]
+        leaving = state.device.leaving if tier is TierNumber.GPU else ()
+        return [block for block in held if not state.owes(tier, block.key) and block.key not in leaving]
 
 
 def batches(

@@ -96,6 +96,54 @@ def test_what_a_tier_has_not_heard_of_is_not_written_there_anew():
         host.check()
 
 
+def test_a_tier_that_missed_much_is_gone_through_when_it_is_back(monkeypatch):
+    """What it missed is not remembered without end; nothing that was dropped comes back all the same."""
+    monkeypatch.setattr("kvtier.hierarchy.state.OWED", 2)
+    with Host() as host:
+        session = host.session()
+        save(session, range(6))
+        session.move(keys(range(6)), NVME, 5.0)
+
+        def away() -> None:
+            raise TierUnavailable("away")
+
+        host.nvme.hooks["remove"] = away
+        assert host.hierarchy.evict(keys(range(4))) == 4
+        assert host.state.owed[NVME] == set()
+        assert save(session, [1, 20]) == 2
+        assert session.move(keys([1, 20]), NVME, 5.0) == 0, "it may still have what was dropped"
+        host.nvme.hooks.clear()
+        with stock.stocktaking(host.state, NVME) as dropped:
+            stock.take_stock(host.state, NVME, host.nvme.inventory(), dropped)
+        assert host.nvme.seeds(range(30)) == {4, 5}
+        assert session.move(keys([1, 20]), NVME, 5.0) == 2
+        host.check()
+
+
+def test_the_keeper_tells_every_tier_though_one_stays_away(monkeypatch):
+    monkeypatch.setattr("kvtier.hierarchy.cache.SETTLING", 0.0)
+    with Host(gpu=4 << 20) as host:
+        session = host.session()
+        save(session, [1, 2])
+        session.match(keys([1, 2]), 0.0)
+        host.mover.drain()
+
+        def away() -> None:
+            raise TierUnavailable("away")
+
+        for tier in (host.nvme, host.gpu):
+            tier.hooks["remove"] = away
+        host.hierarchy.evict(keys([1]))
+        first, second = list(host.state.owed)
+        host.state.tiers[second].hooks.clear()
+        for _ in range(200):
+            if not host.state.owed[second]:
+                break
+            threading.Event().wait(0.05)
+        assert not host.state.owed[second]
+        assert host.state.owed[first]
+
+
 def test_the_keeper_tells_again_what_was_not_heard(monkeypatch):
     monkeypatch.setattr("kvtier.hierarchy.cache.SETTLING", 0.0)
     with Host(stored=range(3)) as host:
