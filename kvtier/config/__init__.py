@@ -2,6 +2,7 @@
 
     units       sizes ("32GiB") and durations ("30s")
     schema      every field, described once
+    remote      those of clients on other hosts
     load        find, read and check a file; explain the fields
 
 Everything has a default that works on one machine, so there need not be a file. What a file says is checked where it is
@@ -13,6 +14,7 @@ There are no secrets in a `Config`: passwords are in files or in the environment
 """
 
 from kvtier.config.load import explain, find, load
+from kvtier.config.remote import RemoteConfig
 from kvtier.config.schema import (
     ClientConfig,
     Config,
@@ -39,6 +41,7 @@ __all__ = [
     "MetricsConfig",
     "NvmeConfig",
     "RayConfig",
+    "RemoteConfig",
     "Size",
     "explain",
     "find",

@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from kvtier.config import machine
+from kvtier.config.remote import RemoteConfig
 from kvtier.config.units import Duration, Size
 from kvtier.errors import ConfigError
 
@@ -334,6 +335,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     events: EventsConfig = field(default_factory=EventsConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
 
     def __post_init__(self) -> None:
         size = len(os.fsencode(self.socket))

@@ -47,6 +47,9 @@ class Hierarchy:
         rules: see `Rules`.
         clock: seconds since the epoch.
         writer_gone: whether a cut-off session is known to write no more.
+
+    Attributes:
+        writing: tell whether somebody is writing into a session's slots for it, in this process.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Hierarchy:
         self.sharing = Sharing(self.state, rules.replicate if rules else 0)
         self.publisher = Publisher(self.state)
         self._writer_gone = writer_gone
+        self.writing: list[Callable[[int], bool]] = []
         self._settled = 0.0
         with self.state.lock:
             for tier in sorted(tiers):
@@ -297,6 +301,8 @@ class Hierarchy:
         with state.lock:
             cut_off = list(state.cpu.quarantined)
         for session in filter(self._writer_gone, cut_off):
+            if any(writes(session) for writes in self.writing):
+                continue
             with state.lock:
                 state.cpu.absolve(session)
 
