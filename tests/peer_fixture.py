@@ -22,7 +22,7 @@ from kvtier.testing.tier import Desk
 from kvtier.tiers.base import TierNumber
 
 SECRET = b"what the hosts of a fleet know"
-LIMITS = FetchLimits(seconds=5.0, stall=0.5, wait=0.5)
+LIMITS = FetchLimits(seconds=10.0, stall=1.0, wait=0.5)
 
 
 @dataclass

@@ -261,6 +261,7 @@ class Gate:
             if not full:
                 self._links.add(link)
                 self._each[name] += 1
+        self.counters["turned_away"] += full
         try:
             # A few bytes on a connection that has carried next to nothing: they go out at once.
             link.send(Kind.WELCOME, bytes([full]), self._clock() + BREATH)
@@ -268,7 +269,6 @@ class Gate:
             self.drop(link)
             return
         if full:
-            self.counters["turned_away"] += 1
             link.close()
         else:
             self._watch(link)

@@ -101,4 +101,4 @@ class TestPeer(ReadingKit):
     def desk(self, arena: Arena):
         with far() as host, near(arena) as tier:
             yield PeerDesk(tier, arena, hosts=[host])
-            assert not host.shelf.held
+        assert not host.shelf.held
