@@ -66,7 +66,7 @@ class Check:
         for first in range(0, len(self._state.table.keys), PART):
             if self._clock() > self._until:
                 return False
-            held = part(self._state, first)
+            held = part(self._state, first, PART)
             self._counts["blocks"] += len(held)
             self._note(self._ask(partial(self._state.index.lacking, held)))
         return True

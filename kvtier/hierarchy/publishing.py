@@ -31,7 +31,7 @@ Entry = tuple[bytes, int, int]
 """Its key, and these."""
 
 
-def part(state: State, first: int, count: int = PART) -> list[Entry]:
+def part(state: State, first: int, count: int) -> list[Entry]:
     """This host's blocks in some rows of the table; takes the lock."""
     with state.lock:
         table = state.table
@@ -44,7 +44,7 @@ def part(state: State, first: int, count: int = PART) -> list[Entry]:
 def inventory(state: State) -> Iterator[Entry]:
     """All blocks, read some at a time. What comes meanwhile may be left out: the index is told of it anyway."""
     for first in range(0, len(state.table.keys), PART):
-        yield from part(state, first)
+        yield from part(state, first, PART)
 
 
 class Publisher:
@@ -108,7 +108,7 @@ class Publisher:
     def _compare_a_part(self) -> float:
         """Compare the next rows; seconds until the ones after them are due."""
         rows = len(self._state.table.keys)
-        if self._compare(part(self._state, self._row)) is None:
+        if self._compare(part(self._state, self._row, PART)) is None:
             return SAMPLES_EVERY
         self._row += PART
         if self._row >= rows:

@@ -1,0 +1,111 @@
+"""A host and a real index that are made to differ: found, counted, mended; and what the dead left is swept."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kvtier.errors import SessionUnavailable
+from kvtier.index.base import Life, Replica
+from kvtier.index.entry import pack_body, pack_owner
+from kvtier.index.nodes import NODES
+from kvtier.index.options import RedisIndexOptions
+from kvtier.index.sweep import BATON
+from kvtier.testing.index import ALICE, BOB, eventually, key, replica, shows, told
+from tests.redis_fixture import QUICK, make_redis_index, redis, shared_redis  # noqa: F401
+
+DEAD = Life(9, 5, "dead")
+SWEEPING = RedisIndexOptions(lookup_timeout=0.25, heartbeat=0.05, sweep_every=0.2, sweep_rate=1e6, bury_after=1.0)
+
+
+def value(*lives, tier=2, nbytes=10):
+    return b"\x01" + b"".join(pack_owner(life) + pack_body(tier, nbytes) for life in lives)
+
+
+def record(life, age=0.0):
+    at = int(time.time() - age)
+    return f'{{"incarnation":{life.incarnation},"host":"{life.host}","door":"","at":{at},"told":3}}'
+
+
+def test_a_sweep_deletes_what_only_the_dead_told_and_trims_the_rest(redis, make_redis_index):  # noqa: F811
+    alice, bob = make_redis_index(ALICE, run=False), make_redis_index(BOB, run=False)
+    told(alice)
+    told(bob)
+    older = Life(ALICE.node, ALICE.incarnation - 1, "alice")
+    redis.set(key(1), value(DEAD))
+    redis.set(key(2), value(older))
+    redis.set(key(3), value(DEAD, BOB, older))
+    redis.set(key(4), value(BOB, ALICE))
+    redis.set(key(5), b"\x02a version that is not known yet")
+    redis.set(b"somebody else's", value(DEAD))
+    parts = list(alice.sweep(trim=False))
+    assert (sum(part.dead for part in parts), sum(part.partly for part in parts)) == (2, 1)
+    assert redis.exists(key(1), key(2), key(3)) == 3
+    assert sum(part.changed for part in alice.sweep(trim=True)) == 3
+    assert redis.mget([key(1), key(2), key(3), key(4)]) == [None, None, value(BOB), value(BOB, ALICE)]
+    assert redis.exists(key(5), b"somebody else's") == 2
+    assert not any(part.dead or part.partly for part in alice.sweep(trim=True))
+
+
+def test_hosts_take_turns_at_sweeping_in_the_background_and_one_does_it_at_a_time(redis, make_redis_index):  # noqa: F811
+    redis.mset({key(number): value(DEAD) for number in range(3000)})
+    indexes = [make_redis_index(life, options=SWEEPING) for life in (ALICE, BOB)]
+    assert eventually(lambda: redis.dbsize() <= 2)
+    assert eventually(lambda: all(index.status()["swept_rounds"] for index in indexes))
+    assert sum(index.status()["swept_dead"] for index in indexes) == 3000
+    assert redis.pttl(BATON) > 0
+
+
+def test_a_sweep_keeps_its_pace(redis, make_redis_index):  # noqa: F811
+    redis.mset({key(number): value(DEAD) for number in range(4000)})
+    began = time.monotonic()
+    slow = RedisIndexOptions(lookup_timeout=0.25, heartbeat=0.05, sweep_every=0.2, sweep_rate=8_000)
+    make_redis_index(ALICE, options=slow)
+    assert eventually(lambda: redis.dbsize() <= 2)
+    assert time.monotonic() - began > 0.3
+
+
+def test_a_host_that_was_silent_for_long_is_buried_and_publishes_when_it_is_back(redis, make_redis_index):  # noqa: F811
+    alice, bob = (
+        make_redis_index(ALICE, options=SWEEPING, run=False),
+        make_redis_index(BOB, options=SWEEPING, run=False),
+    )
+    bob.publish([(key(1), 2, 10)])
+    assert not bob.needs_publish()
+    told(alice)
+    redis.hset(NODES, BOB.node, record(BOB, age=100))
+    redis.hset(NODES, DEAD.node, record(DEAD, age=100))
+    redis.set(key(2), value(DEAD))
+    list(alice.sweep(trim=True))
+    assert not redis.exists(key(1), key(2))
+    assert redis.hexists(NODES, DEAD.node)  # something referred to it in this round
+    told(bob)
+    assert bob.needs_publish()
+    bob.publish([(key(1), 2, 10)])
+    told(alice)
+    assert shows(bob, 1, [replica(BOB, 2, 10)])
+    list(alice.sweep(trim=True))
+    assert not redis.hexists(NODES, DEAD.node)
+    assert redis.hexists(NODES, BOB.node)
+    assert redis.get(key(1)) == value(BOB)
+
+
+def test_who_is_not_in_the_node_table_sweeps_nothing(redis, make_redis_index):  # noqa: F811
+    alice = make_redis_index(ALICE, run=False)
+    told(alice)
+    redis.set(key(1), value(BOB))
+    redis.delete(NODES)  # lost; nobody knows who lives
+    with pytest.raises(SessionUnavailable, match="node table"):
+        list(alice.sweep(trim=True))
+    assert redis.exists(key(1))
+
+
+def test_publication_keeps_its_pace_and_leaves_lookups_alone(make_redis_index):  # noqa: F811
+    paced = RedisIndexOptions(lookup_timeout=0.25, heartbeat=0.05, publish_rate=10_000)
+    index = make_redis_index(ALICE, options=paced)
+    began = time.monotonic()
+    index.publish((key(number), 2, 10) for number in range(5_000))
+    assert time.monotonic() - began > 0.4
+    assert not index.needs_publish()
+    assert shows(index, 4_999, [Replica(1, 100, 2, 10)])
