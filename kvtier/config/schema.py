@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tempfile
@@ -236,7 +237,7 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool, Meta(description="Whether blocks are fetched from other hosts and lent to them, where there are any.")
     ] = True
     address: Annotated[
-        str, Meta(description='Address at which other hosts reach this one; "" for that of its Ray node.')
+        str, Meta(description='IP address at which other hosts reach this one; "" for that of its Ray node.')
     ] = ""
     port: Annotated[Port, Meta(description="Port at which they do; 0 for any free one.")] = 0
     replicate: Annotated[
@@ -253,6 +254,13 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ca: Annotated[str, Meta(description="PEM file of the authority that signed the certificates of all hosts.")] = ""
 
     def __post_init__(self) -> None:
+        if self.address:
+            try:
+                ipaddress.ip_address(self.address)
+            except ValueError:
+                raise ConfigError(
+                    f"fleet.address is {self.address!r}; set it to an IP address of this machine, without a port"
+                ) from None
         named = [name for name in ("cert", "key", "ca") if getattr(self, name)]
         if len(named) not in (0, 3):
             raise ConfigError(f"fleet.{named[0]} is set; TLS between hosts needs fleet.cert, fleet.key and fleet.ca")

@@ -181,3 +181,17 @@ def test_an_endpoint_that_cannot_be_is_refused(endpoint):
             parse({"events": {name: endpoint}})
     for good in ("tcp://*:5557", "tcp://[::1]:0", "ipc:///run/kvtier/events", ""):
         assert parse({"events": {"endpoint": good}}).events.endpoint == good
+
+
+def test_tls_between_hosts_takes_all_its_files():
+    with pytest.raises(ConfigError, match=r"fleet\.cert is set; .* fleet\.key and fleet\.ca"):
+        parse({"fleet": {"cert": "c.pem"}})
+    assert parse({"fleet": {"cert": "c.pem", "key": "k.pem", "ca": "ca.pem"}}).fleet.ca == "ca.pem"
+
+
+def test_the_address_of_a_host_is_one():
+    """Names are not looked up: that has no deadline."""
+    for wrong in ("host-1", "10.0.0.1:7071"):
+        with pytest.raises(ConfigError, match=r"fleet\.address is .*IP address"):
+            parse({"fleet": {"address": wrong}})
+    assert parse({"fleet": {"address": "fd00::2"}}).fleet.address == "fd00::2"

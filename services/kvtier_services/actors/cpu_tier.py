@@ -76,8 +76,15 @@ class Publisher(Protocol):
 class Peers(Protocol):
     """The other hosts of the fleet."""
 
-    tier: Tier
-    door: str
+    @property
+    def tier(self) -> Tier:
+        """What fetches from them."""
+        ...
+
+    @property
+    def door(self) -> str:
+        """Where they reach this host; empty when they cannot."""
+        ...
 
     def serve(self, lender: Lender) -> None:
         """Lend them blocks from now on."""

@@ -76,7 +76,8 @@ class Peers:
                 time.sleep(POLL)
             else:
                 self._fault = ""
-        self.door = f"{address}:{self._server.address[1]}" if self._server else ""
+        at = f"[{address}]" if ":" in address else address
+        self.door = f"{at}:{self._server.address[1]}" if self._server else ""
         self.tier = PeerTier(arena, host_name(), self.door, secret, tls=tls)
 
     def serve(self, lender: Lender) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 
 from kvtier.config import Config, CpuConfig, NvmeConfig, Size
 from kvtier.index.local import LocalIndex, LocalStore
+from kvtier.memory.arena import Arena
+from kvtier.peers.base import Lender
+from kvtier.testing.memory_peers import MemoryPeers, Network
 from kvtier.testing.memory_tier import MemoryTier
 from kvtier.tiers.base import TierNumber
 from kvtier_services.actors.cpu_tier import CpuTierActor, Parts
@@ -88,6 +91,40 @@ def settings_in(folder: Path, capacity: int = 4 << 20) -> Settings:
 def open_local(_settings: Settings, door: str) -> LocalIndex:
     store = LocalStore()
     return LocalIndex(store, store.register("unit", door))
+
+
+class FakePeers:
+    """A way to the other hosts of a network in this process."""
+
+    def __init__(self, arena: Arena, network: Network, door: str) -> None:
+        self.tier, self.door = MemoryPeers(arena, network, door), door
+        self._arena, self._network = arena, network
+
+    def serve(self, lender: Lender) -> None:
+        self._network.hosts[self.door] = lender, self._arena
+
+    def status(self) -> dict[str, Any]:
+        return {"door": self.door}
+
+    def close(self) -> None:
+        self._network.hosts.pop(self.door, None)
+
+
+def make_host(settings: Settings, store: LocalStore, network: Network, name: str) -> CpuTierActor:
+    """One of several hosts that share an index; inside a running loop."""
+
+    def open_index(_settings: Settings, door: str) -> LocalIndex:
+        return LocalIndex(store, store.register(name, door))
+
+    parts = Parts(
+        {},
+        open_index,
+        lambda *_: FakeDoor(),
+        lambda *_: FakeExporter(),
+        lambda _: lambda _: True,
+        lambda arena, _: FakePeers(arena, network, f"{name}:1"),
+    )
+    return CpuTierActor(settings, parts)
 
 
 def make_actor(settings: Settings, door: FakeDoor, *nvme: FakeHand) -> CpuTierActor:

@@ -13,11 +13,13 @@ import pytest
 
 from kvtier.client.local import LocalSession
 from kvtier.errors import ConfigError
+from kvtier.index.local import LocalStore
 from kvtier.memory.arena import Arena
+from kvtier.testing.memory_peers import Network
 from kvtier.testing.session import found, save
 from kvtier.tiers.base import TierNumber
 from kvtier_services.actors import cpu_tier
-from tests.unit.services.host import FakeDoor, FakeHand, make_actor, settings_in
+from tests.unit.services.host import FakeDoor, FakeHand, make_actor, make_host, settings_in
 
 
 @pytest.fixture
@@ -227,6 +229,24 @@ async def test_what_cannot_be_written_down_is_counted(settings, door):
     await asyncio.to_thread(save, session, 0, 4)
     session.close()
     assert await actor.stop(5.0) == {"written": 0, "lost": 4}
+
+
+async def test_a_host_that_is_drained_hands_over_and_is_forgotten(tmp_path):
+    store, network = LocalStore(), Network()
+    near, far = (make_host(settings_in(tmp_path / name), store, network, name) for name in "ab")
+    await near.ready(10.0)
+    assert (await far.ready(10.0))["peers"] == {"door": "b:1"}
+    session = LocalSession(near._hierarchy)
+    assert await asyncio.to_thread(save, session, 0, 4) == 4
+    assert await near.drain(10.0) == {"offered": 4, "taken": 4, "handed": 4}
+    assert await asyncio.to_thread(save, session, 10, 4) == 0
+    session.close()
+    await near.stop(1.0)
+    assert [node.host for node in store.nodes.values() if node.alive] == ["b"]
+    reader = LocalSession(far._hierarchy)
+    assert await asyncio.to_thread(found, reader, 0, 4) == 4
+    reader.close()
+    await far.stop(1.0)
 
 
 def _chain(count: int):
