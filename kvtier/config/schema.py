@@ -24,9 +24,9 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Part = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
-def folder(path: str) -> Path:
-    """A folder that a file names, absolute; "{host}" in it stands for the host's name."""
-    return Path(path.replace("{host}", machine.host_name())).expanduser().absolute()
+def folder(path: str, host: str = "") -> Path:
+    """A folder that a file names, absolute; "{host}" in it stands for the name of a host, of this one by default."""
+    return Path(path.replace("{host}", host or machine.host_name())).expanduser().absolute()
 
 
 def _default_run_dir() -> str:
@@ -128,8 +128,12 @@ class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def folders(self) -> tuple[Path, ...]:
         """Of each device, absolute."""
+        return self.folders_on(machine.host_name())
+
+    def folders_on(self, host: str) -> tuple[Path, ...]:
+        """The same, on a host of this name."""
         paths = (self.path,) if isinstance(self.path, str) else self.path
-        return tuple(folder(path) for path in paths)
+        return tuple(folder(path, host) for path in paths)
 
 
 class GpuConfig(Struct, frozen=True, forbid_unknown_fields=True):

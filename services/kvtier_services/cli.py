@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from kvtier.errors import KVTierError
+
+if TYPE_CHECKING:
+    from kvtier_services.cluster.up import Started
 
 app = typer.Typer(
     help="A tiered cache of attention KV for LLM engines: GPU memory, pinned CPU memory, NVMe.",
@@ -20,6 +23,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="The configuration file, kvtier.toml.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+index_app = typer.Typer(help="Which host holds which block, as the fleet's index has it.", no_args_is_help=True)
+app.add_typer(index_app, name="index")
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="A kvtier.toml; else $KVTIER_CONFIG, ./kvtier.toml, defaults.")
@@ -71,17 +76,25 @@ def up(
         settings = replace(settings, ray=replace(settings.ray, address=address))
     with _steps() as say:
         started = start(settings, source=str(find(config) or ""), say=say)
-    for note in started.notes:
-        typer.echo(f"note: {note}")
-    if started.already:
-        typer.echo(f"kvtier already runs: {started.running.socket} (`kvtier status`, `kvtier down`)")
-        return
-    typer.echo(f"kvtier is up after {started.seconds:.1f} s: {started.running.socket}")
-    for host in started.hosts:
-        tiers = ", ".join(f"{tier['label']} {_size(tier['capacity'])}" for tier in host["hierarchy"]["tiers"])
-        typer.echo(
-            f"{host['host']}: {tiers}" + (f"; metrics {host['metrics']['url']}" if host["metrics"]["url"] else "")
-        )
+    _started(started, "is up")
+
+
+@app.command()
+def join(
+    head: Annotated[str, typer.Argument(help="host:port of the fleet's Ray head, as `kvtier status` shows it there.")],
+    config: ConfigOption = None,
+    token: Annotated[
+        Path | None, typer.Option(help="File with the head's token: a copy of ray.token in its run_dir.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="This machine's address for other hosts, if it has several.")] = "",
+) -> None:
+    """Make this host one of a fleet that `kvtier up` started elsewhere; `kvtier down` ends it here."""
+    from kvtier.config import load
+    from kvtier_services.cluster.join import join as start
+
+    with _steps() as say:
+        started = start(load(config), head, token=token, host=host, say=say)
+    _started(started, "has joined")
 
 
 @app.command()
@@ -233,6 +246,38 @@ def demo(context: typer.Context) -> None:
     sys.exit(import_module("kvtier_services.demo").main(context.args))
 
 
+@index_app.command()
+def check(
+    config: ConfigOption = None,
+    *,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what differs.")] = False,
+    seconds: Annotated[float, typer.Option(help="That all hosts together may take.", min=1)] = 120.0,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Compare the index with what the hosts have; exit code 1 when they differ, and were not mended."""
+    from kvtier.config import load
+    from kvtier_services.cluster import look
+    from kvtier_services.cluster.check import check_index
+
+    settings = load(config)
+    known, alive = look.running(settings)
+    if known is None or not alive:
+        fail(f"kvtier does not run in {settings.run_dir}; `kvtier up` starts it")
+    try:
+        compared = check_index(known, seconds, repair=repair)
+    except OSError as exc:
+        fail(f"the controller does not answer: {exc}")
+    if json:
+        import msgspec
+
+        typer.echo(msgspec.json.encode({"well": compared.well, "hosts": compared.hosts}).decode())
+    else:
+        for line in compared.lines():
+            typer.echo(line)
+    if not compared.well:
+        raise typer.Exit(1)
+
+
 @config_app.command()
 def explain(config: ConfigOption = None) -> None:
     """Print every field with its description and the value that holds here, as a kvtier.toml."""
@@ -240,6 +285,20 @@ def explain(config: ConfigOption = None) -> None:
     from kvtier.config import load
 
     typer.echo(text(load(config)), nl=False)
+
+
+def _started(started: Started, what: str) -> None:
+    for note in started.notes:
+        typer.echo(f"note: {note}")
+    if started.already:
+        typer.echo(f"kvtier already runs: {started.running.socket} (`kvtier status`, `kvtier down`)")
+        return
+    typer.echo(f"kvtier {what} after {started.seconds:.1f} s: {started.running.socket}")
+    for host in started.hosts:
+        tiers = ", ".join(f"{tier['label']} {_size(tier['capacity'])}" for tier in host["hierarchy"]["tiers"])
+        typer.echo(
+            f"{host['host']}: {tiers}" + (f"; metrics {host['metrics']['url']}" if host["metrics"]["url"] else "")
+        )
 
 
 def _size(nbytes: int) -> str:

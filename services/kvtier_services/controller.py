@@ -7,17 +7,23 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvtier import __version__
+from kvtier.errors import ConfigError
+from kvtier_services.members import Ledger, Members
 from kvtier_services.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK = 5.0
+LOOK = 2.0
 """Seconds between looks at which hosts live."""
+LOOK_TIMEOUT = 30.0
+"""Seconds that a look may take; Ray's own calls wait for a head that is away, and not for ever."""
 STATUS_TIMEOUT = 5.0
+POLL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +35,14 @@ class Host:
         node: its Ray node.
         address: of that node.
         gpus: how many GPUs Ray sees there.
+        tiers: that its node declares as resources, `kvtier.TIER`; none: whatever the settings say.
     """
 
     name: str
     node: str
     address: str
     gpus: int = 0
+    tiers: tuple[str, ...] = ()
 
 
 class HostActors(Protocol):
@@ -48,34 +56,54 @@ class HostActors(Protocol):
         """Status of the host."""
         ...
 
+    def check_index(self, seconds: float, how: str) -> dict[str, Any]:
+        """Compare the host's blocks with the index, "check" or "repair"."""
+        ...
+
     def stop(self, flush_seconds: float, timeout: float) -> dict[str, int]:
         """End them; blocks written down and lost."""
+        ...
+
+
+class Fleet(Protocol):
+    """The machines, and what runs on them. Calls wait in the calling thread."""
+
+    def hosts(self) -> Sequence[Host]:
+        """The live ones; one name may have several nodes."""
+        ...
+
+    def start(self, settings: Settings, host: Host) -> HostActors:
+        """Start the actors of a host, or find those that run."""
+        ...
+
+    def sweep(self, live: Sequence[Host]) -> int:
+        """End for good all actors of nodes that are not among these, so that none comes back; how many."""
         ...
 
 
 class Controller:
     """Starts the actors of each host as hosts come, and answers for all of them. Not on the data path.
 
-    After a restart it finds the actors that are there; they live on without it.
+    After a restart it finds the actors that are there; they live on without it. Which hosts are drained, and which
+    have gone, is in its ledger.
     """
 
-    def __init__(
-        self, settings: Settings, hosts: Callable[[], Sequence[Host]], start: Callable[[Settings, Host], HostActors]
-    ) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, ledger: Ledger) -> None:
         """Start looking after the hosts, on the running loop.
 
         Args:
             settings: of this kvtier.
-            hosts: the live hosts.
-            start: starts the actors of a host, or finds those that run.
+            fleet: the machines.
+            ledger: outlives this process.
         """
         self._settings = settings
-        self._live = hosts
-        self._start = start
+        self._fleet = fleet
+        self._members = Members(ledger)
         self._started = time.time()
         self._hosts: dict[str, Host] = {}
         self._actors: dict[str, HostActors] = {}
         self._looking = asyncio.Lock()
+        self._threads = ThreadPoolExecutor(1, "kvtier-look")
         self._stopping = False
         self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -83,19 +111,81 @@ class Controller:
         """Names of the hosts that have their actors."""
         return sorted(self._actors)
 
-    async def ready(self, timeout: float) -> list[dict[str, Any]]:
-        """Wait until the actors of all live hosts have started, or failed to; a status for each host."""
+    async def ready(self, timeout: float, host: str = "") -> list[dict[str, Any]]:
+        """Wait until the actors of all live hosts have started, or failed to; a status for each host.
+
+        Args:
+            timeout: seconds.
+            host: wait for this one to come, and for no other.
+        """
+        deadline = time.monotonic() + timeout
         await self._look()
-        return await self._ask(lambda actors: actors.ready(timeout))
+        while host and host not in self._actors and time.monotonic() < deadline:
+            await asyncio.sleep(POLL)
+            await self._look()
+        left = max(1.0, deadline - time.monotonic())
+        return await self._ask(lambda actors: actors.ready(left), [host] if host else None)
 
     async def status(self) -> dict[str, Any]:
         """A snapshot of the fleet, as plain values."""
+        serving = await self._ask(lambda actors: actors.status(STATUS_TIMEOUT))
         return {
             "version": __version__,
             "controller": {"pid": os.getpid(), "started": self._started},
             "index": {"url": self._settings.redis_url},
-            "hosts": await self._ask(lambda actors: actors.status(STATUS_TIMEOUT)),
+            "hosts": serving + self._members.away(set(self._actors)),
         }
+
+    async def drain(self, host: str, flush_seconds: float, timeout: float) -> dict[str, Any]:
+        """End the actors of a host and start none there, over restarts of host and controller, until `undrain`.
+
+        Raises:
+            ConfigError: there is no such host.
+        """
+        async with self._looking:
+            if host not in self._hosts and host not in self._members.known:
+                known = ", ".join(sorted({*self._hosts, *self._members.known}))
+                raise ConfigError(f"there is no host {host!r} in this fleet; name one of {known}")
+            await self._in_thread(self._members.drain, host)
+            if host not in self._actors:
+                return {"host": host, "written": 0, "lost": 0}
+            (answer,) = await self._ask(lambda actors: actors.stop(flush_seconds, timeout), [host])
+            del self._hosts[host], self._actors[host]
+            return answer
+
+    async def undrain(self, host: str) -> bool:
+        """Let a drained host have actors again; False when it was not drained."""
+        async with self._looking:
+            was: bool = await self._in_thread(self._members.undrain, host)
+        await self._look()
+        return was
+
+    async def leave(self, host: str, flush_seconds: float, timeout: float) -> dict[str, Any]:
+        """End the actors of a host that leaves the fleet; unlike one that died, it is not missed.
+
+        Its Ray node must end right after: while that lives, the next look starts them again.
+        """
+        async with self._looking:
+            answer: dict[str, Any] = {"host": host, "written": 0, "lost": 0}
+            if host in self._actors:
+                await self._in_thread(self._members.leaving, host)
+                (answer,) = await self._ask(lambda actors: actors.stop(flush_seconds, timeout), [host])
+                del self._hosts[host], self._actors[host]
+            return answer
+
+    async def check_index(self, seconds: float, how: str) -> list[dict[str, Any]]:
+        """Compare each host's blocks with the index, one host after the other; what each found.
+
+        Args:
+            seconds: that all of it may take.
+            how: "check", or "repair" to mend what differs.
+        """
+        deadline, answers = time.monotonic() + seconds, []
+        names = sorted(self._actors)
+        for number, name in enumerate(names):
+            share = max(1.0, deadline - time.monotonic()) / (len(names) - number)
+            answers += await self._ask(lambda actors, share=share: actors.check_index(share, how), [name])  # type: ignore[misc]
+        return answers
 
     async def stop(self, flush_seconds: float, timeout: float) -> list[dict[str, Any]]:
         """End the actors of all hosts; for each host what was written down and lost."""
@@ -116,24 +206,50 @@ class Controller:
         async with self._looking:
             if self._stopping:
                 return
-            live = {host.name: host for host in await asyncio.to_thread(self._live)}
+            live = self._chosen(await self._in_thread(self._fleet.hosts))
             for name in set(self._hosts) - set(live):
                 log.warning("host gone: host=%s", name)
                 del self._hosts[name], self._actors[name]
+            for name in await self._in_thread(self._members.seen, live):
+                log.warning("host back: host=%s", name)
+            if ended := await self._in_thread(self._fleet.sweep, list(live.values())):
+                log.warning("actors of dead nodes ended: actors=%d", ended)
             for name, host in live.items():
-                if self._hosts.get(name) != host:
-                    self._actors[name] = await asyncio.to_thread(self._start, self._settings, host)
+                if self._hosts.get(name) != host and not self._members.is_away(name):
+                    self._actors[name] = await self._in_thread(self._fleet.start, self._settings, host)
                     self._hosts[name] = host
 
-    async def _ask(self, question: Callable[[HostActors], dict[str, Any]]) -> list[dict[str, Any]]:
+    def _chosen(self, hosts: Sequence[Host]) -> dict[str, Host]:
+        """One node for each name: the one that has the actors, as long as it lives."""
+        chosen: dict[str, Host] = {}
+        for host in hosts:
+            known = self._hosts.get(host.name)
+            if host.name not in chosen or (known and host.node == known.node):
+                chosen[host.name] = host
+        return chosen
+
+    async def _in_thread(self, call: Callable[..., Any], *args: object) -> Any:
+        """Ray's own calls have time-outs that are not ours; one that hangs holds up the next, and nobody else."""
+        pending = asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+        try:
+            return await asyncio.wait_for(pending, LOOK_TIMEOUT)
+        except TimeoutError as exc:
+            raise TimeoutError(f"Ray did not answer in {LOOK_TIMEOUT:g} s") from exc
+
+    async def _ask(
+        self, question: Callable[[HostActors], dict[str, Any]], names: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Ask the actors of all hosts at once; a host that does not answer is answered for with `fault`."""
 
         async def ask(name: str) -> dict[str, Any]:
-            host = self._hosts[name]
+            host, actors = self._hosts.get(name), self._actors.get(name)
+            if host is None or actors is None:
+                why = "is drained" if self._members.is_drained(name) else "did not come"
+                return {"host": name, "fault": f"the host {why}"}
             about = {"host": name, "node": host.node, "address": host.address}
             try:
-                return about | await asyncio.to_thread(question, self._actors[name])
+                return about | await asyncio.to_thread(question, actors)
             except Exception as exc:  # noqa: BLE001 - one host's trouble is not another's
                 return about | {"fault": f"the CPU tier's process does not answer: {' '.join(str(exc).split())[:500]}"}
 
-        return list(await asyncio.gather(*map(ask, sorted(self._actors))))
+        return list(await asyncio.gather(*map(ask, sorted(self._actors) if names is None else names)))

@@ -77,12 +77,17 @@ class Settings:
     @property
     def nvme_dirs(self) -> dict[str, Path]:
         """Folders of the NVMe tier, by the name of the process that serves each; none when the tier is off."""
+        return self.nvme_dirs_on(host_name())
+
+    def nvme_dirs_on(self, host: str) -> dict[str, Path]:
+        """The same, on a host of this name."""
         nvme = self.config.nvme
         if not nvme.capacity:
             return {}
-        if len(nvme.folders) == 1:
-            return {"nvme": nvme.folders[0]}
-        return {f"nvme-{number}": folder for number, folder in enumerate(nvme.folders, 1)}
+        folders = nvme.folders_on(host)
+        if len(folders) == 1:
+            return {"nvme": folders[0]}
+        return {f"nvme-{number}": folder for number, folder in enumerate(folders, 1)}
 
     @property
     def socket(self) -> Path:
@@ -110,9 +115,17 @@ class Settings:
         return self.run_dir / "ray.log"
 
     @property
+    def ray_storage(self) -> str:
+        """Where the Ray head keeps what it knows: "memory" for nowhere, a folder, or redis://host:port."""
+        ray = self.config.ray
+        if ray.storage == "rocksdb" or (ray.storage == "auto" and ray.host):
+            return str(self.run_dir / "ray.gcs")
+        return "memory" if ray.storage == "auto" else ray.storage
+
+    @property
     def namespace(self) -> str:
-        """Ray namespace of this kvtier's actors; two that share a Ray cluster have two."""
-        mine = f"{self.up_host}\0{os.getuid()}\0{self.run_dir}"
+        """Ray namespace of this kvtier's actors, the same on all hosts; two that share a Ray cluster have two."""
+        mine = f"{self.up_host}\0{os.getuid()}\0{folder(self.config.run_dir, self.up_host)}"
         return f"kvtier-{hashlib.sha256(mine.encode()).hexdigest()[:12]}"
 
     def gpu_device(self, gpus: int) -> str:

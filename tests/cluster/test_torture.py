@@ -19,7 +19,7 @@ import kvtier
 from kvtier.client.scope import Chain
 from kvtier.errors import SessionUnavailable
 from kvtier_services import redis_server
-from kvtier_services.cluster import head, process, state
+from kvtier_services.cluster import node, process, state
 from tests.cluster.engines import BRANCH, GUARDED, STEM, Engine, Shelf, shelves, starting
 from tests.cluster.kit import Cluster, within
 
@@ -198,7 +198,7 @@ def kill_all(cluster: Cluster) -> None:
     known, redis = state.read(cluster.run_dir / "state.json"), redis_server.running(cluster.run_dir)
     assert known is not None
     assert redis is not None
-    assert not process.end(lambda: [*process.marked(head.RUN_ENV, known.run), *_of(redis.pid)], 30.0)
+    assert not process.end(lambda: [*process.marked(node.RUN_ENV, known.run), *_of(redis.pid)], 30.0)
 
 
 def _of(pid: int) -> list[psutil.Process]:

@@ -120,6 +120,11 @@ def test_up_status_down_next_to_a_foreign_ray(cluster, foreign):
     assert all(path.stat().st_mode & 0o077 == 0 for path in cluster.run_dir.iterdir() if path.suffix != ".log")
     assert "kvtier already runs" in cluster.cli("up")
     assert state.read(cluster.run_dir / "state.json") == known
+    written = cluster.config.read_text()
+    cluster.config.write_text(written.replace('"64MiB"', '"65MiB"') + "[client]\ncall_timeout = '2s'\n")
+    said = cluster.cli("up")
+    assert "has changed since it was started: client.call_timeout (unset -> 2s), cpu.capacity (64MiB -> 65MiB)" in said
+    cluster.config.write_text(written)
 
     shown = cluster.cli("status")
     assert all(word in shown for word in ("gpu(host)", "cpu", "nvme", "hit ratio", "index redis ok", "controller pid"))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kvtier.errors import ConfigError, KVTierError
@@ -21,11 +24,17 @@ from kvtier_services.actors.gpu_worker import GpuWorkerActor
 from kvtier_services.actors.hands import Hand
 from kvtier_services.actors.index import open_index
 from kvtier_services.actors.nvme_tier import NvmeTierActor
+from kvtier_services.actors.peers import open_peers
 from kvtier_services.cluster.parts import open_door, open_exporter, writer_gone
 from kvtier_services.controller import Controller, Host
 from kvtier_services.settings import Settings
 
 CONTROLLER = "controller"
+MEMBERS = b"members"
+HOST_LABEL = "kvtier.io/host"
+TIERS = ("cpu", "gpu", "nvme")
+HELD = 0.01
+"""What a tier's process holds of its node's resource, so that others may hold some too."""
 LIVES = {"num_cpus": 0, "lifetime": "detached", "max_restarts": -1, "max_task_retries": 0}
 KNOCK = 5.0
 """Seconds within which a Ray head must take a connection."""
@@ -35,20 +44,27 @@ BRAIN_CALLS = 32
 
 
 @contextmanager
-def connected(address: str, namespace: str) -> Iterator[None]:
+def connected(address: str, namespace: str, host: str = "") -> Iterator[None]:
     """Be a driver of a cluster.
+
+    Args:
+        address: of its head.
+        namespace: for actors; empty for none.
+        host: this machine's address in the cluster; empty for the one that Ray finds.
 
     Raises:
         ConfigError: it does not answer, or does not let this process in.
     """
     _knock(address)
+    ray._private.worker._worker_logs_enabled = False  # noqa: SLF001 - else it prints other hosts' deaths to stdout
     try:
         ray.init(
             address,
-            namespace=namespace,
+            namespace=namespace or None,
             log_to_driver=False,
             configure_logging=False,
             logging_level=logging.ERROR,
+            _node_ip_address=host or None,
         )
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as exc:
         raise ConfigError(
@@ -73,6 +89,19 @@ def _knock(address: str) -> None:
         ) from exc
 
 
+_finders = ThreadPoolExecutor(4, "kvtier-find")
+"""Ray looks for actors with a time-out of its own, a minute; those who wait here wait no longer than they like."""
+
+
+def _found(name: str, namespace: str, timeout: float) -> Any:
+    pending = _finders.submit(ray.get_actor, name, namespace)
+    try:
+        return pending.result(timeout)
+    except TimeoutError as exc:
+        pending.cancel()
+        raise TimeoutError(f"the Ray head did not say in {timeout:g} s where {name} is") from exc
+
+
 @dataclass(slots=True)
 class ActorCall:
     """Calls methods of a named actor; found when it is first called, and again after it was made anew.
@@ -94,8 +123,10 @@ class ActorCall:
             ConnectionError: the actor is not there.
             KVTierError: what the method raised.
         """
+        began = time.monotonic()
         try:
-            handle = self._handle = self._handle or ray.get_actor(self.name, self.namespace)
+            handle = self._handle = self._handle or _found(self.name, self.namespace, timeout)
+            timeout = max(0.0, timeout - (time.monotonic() - began))
             return ray.get(getattr(handle, method).remote(*args), timeout=timeout)
         except RayTaskError as exc:
             # Its text is a traceback; what the method raised says what is wrong.
@@ -132,6 +163,11 @@ class RayHostActors:
         answer: dict[str, Any] = self.cpu("status", timeout=timeout)
         return answer
 
+    def check_index(self, seconds: float, how: str) -> dict[str, Any]:
+        """See `HostActors`."""
+        answer: dict[str, Any] = self.cpu("check_index", seconds, how, timeout=seconds + 5)
+        return answer
+
     def stop(self, flush_seconds: float, timeout: float) -> dict[str, int]:
         """See `HostActors`."""
         try:
@@ -149,49 +185,113 @@ def _stop(actor: ActorCall, timeout: float) -> None:
         actor("stop", timeout=timeout)
 
 
-def live_hosts() -> Sequence[Host]:
-    """One for each machine of the cluster, however many nodes it runs; this node's machine by this node."""
-    mine = ray.get_runtime_context().get_node_id()
-    nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeID"] != mine, n["NodeID"]))  # type: ignore[no-untyped-call]
-    found: dict[str, Host] = {}
-    for node in nodes:
-        gpus = int(node["Resources"].get("GPU", 0))
-        name = node["NodeManagerHostname"]
-        found.setdefault(name, Host(name, node["NodeID"], node["NodeManagerAddress"], gpus))
-    return list(found.values())
+@dataclass(frozen=True, slots=True)
+class RayFleet:
+    """The machines of a Ray cluster.
+
+    Attributes:
+        namespace: of kvtier's actors.
+        labels: that a node must have.
+    """
+
+    namespace: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def hosts(self) -> Sequence[Host]:
+        """See `Fleet`; a machine's own name is the label `kvtier.io/host`, where its node has that."""
+        found = []
+        for node in sorted(ray.nodes(), key=lambda node: str(node["NodeID"])):  # type: ignore[no-untyped-call]
+            labels = node.get("Labels") or {}
+            if node["Alive"] and self.labels.items() <= labels.items():
+                name, has = labels.get(HOST_LABEL) or node["NodeManagerHostname"], node["Resources"]
+                tiers = tuple(tier for tier in TIERS if has.get(f"kvtier.{tier}", 0) > 0)
+                found.append(Host(name, node["NodeID"], node["NodeManagerAddress"], int(has.get("GPU", 0)), tiers))
+        return found
+
+    def start(self, settings: Settings, host: Host) -> RayHostActors:
+        """See `Fleet`."""
+        return start_host(settings, host)
+
+    def sweep(self, live: Sequence[Host]) -> int:
+        """See `Fleet`; what Ray would restart on a dead node would wait for it, and be there beside its successor."""
+        nodes = {host.node for host in live}
+        named = ray.util.list_named_actors(all_namespaces=True)
+        mine = [actor["name"] for actor in named if actor["namespace"] == self.namespace]
+        return sum(kill(name, self.namespace) for name in mine if "@" in name and name.rpartition("@")[2] not in nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class RayLedger:
+    """A page in the memory of the Ray head, which its storage keeps over the head's restart.
+
+    Attributes:
+        namespace: of kvtier's actors.
+    """
+
+    namespace: str
+
+    def read(self) -> bytes:
+        """See `Ledger`."""
+        return internal_kv._internal_kv_get(MEMBERS, namespace=self.namespace.encode()) or b""  # noqa: SLF001
+
+    def write(self, page: bytes) -> None:
+        """See `Ledger`."""
+        internal_kv._internal_kv_put(MEMBERS, page, overwrite=True, namespace=self.namespace.encode())  # noqa: SLF001
 
 
 def start_host(settings: Settings, host: Host) -> RayHostActors:
-    """Start the actors of a host; those that run are left as they are."""
+    """Start the actors of a host; those that run are left as they are.
+
+    Names have the node in them, so those of a host's former node are never taken for the present ones. Where the node
+    declares a resource `kvtier.TIER`, that tier's processes hold a little of it, so that no autoscaler takes the node
+    for idle.
+    """
     where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
 
-    def start(kind: type, name: str, calls: int, *args: object) -> ActorCall:
-        call = ActorCall(f"{name}:{host.name}", settings.namespace)
+    def start(kind: type, name: str, tier: str, calls: int, *args: object) -> ActorCall:
+        call = ActorCall(f"{name}:{host.name}@{host.node}", settings.namespace)
         named = {"name": call.name, "namespace": call.namespace, "get_if_exists": True}
-        ray.remote(kind).options(max_concurrency=calls, **named, **where, **LIVES).remote(*args)
+        held = {"resources": {f"kvtier.{tier}": HELD}} if tier in host.tiers else {}
+        ray.remote(kind).options(max_concurrency=calls, **named, **where, **held, **LIVES).remote(*args)
         return call
+
+    def wanted(tier: str) -> bool:
+        return not host.tiers or tier in host.tiers
 
     hands: dict[TierNumber, list[Hand]] = {}
     others = []
-    device = settings.gpu_device(host.gpus)
-    for name, folder in settings.nvme_dirs.items():
-        others.append(start(NvmeTierActor, name, TIER_CALLS, settings, name))
+    device = settings.gpu_device(host.gpus) if wanted("gpu") else ""
+    for name, folder in settings.nvme_dirs_on(host.name).items() if wanted("nvme") else ():
+        others.append(start(NvmeTierActor, name, "nvme", TIER_CALLS, settings, name))
         label = name if name == "nvme" else f"nvme {folder}"
         hands.setdefault(TierNumber.NVME, []).append(Hand(name, label, others[-1], str(folder)))
     if device:
-        others.append(start(GpuWorkerActor, "gpu", TIER_CALLS, settings, device))
+        others.append(start(GpuWorkerActor, "gpu", "gpu", TIER_CALLS, settings, device))
         hands[TierNumber.GPU] = [Hand("gpu", "gpu(host)" if device == "cpu" else "gpu", others[-1])]
-    parts = Parts(hands, open_index, open_door, open_exporter, writer_gone)
-    return RayHostActors(start(CpuTierActor, "cpu", BRAIN_CALLS, settings, parts), tuple(others))
+    peers = partial(open_peers, address=host.address)
+    parts = Parts(hands, open_index, open_door, open_exporter, writer_gone, peers)
+    return RayHostActors(start(CpuTierActor, "cpu", "cpu", BRAIN_CALLS, settings, parts), tuple(others))
 
 
 def start_controller(settings: Settings) -> ActorCall:
     """Start the controller of a cluster that this process is connected to, on this process's node."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    fleet = RayFleet(settings.namespace, settings.config.ray.selected)
     ray.remote(Controller).options(
-        name=CONTROLLER, namespace=settings.namespace, scheduling_strategy=here, max_concurrency=BRAIN_CALLS, **LIVES
-    ).remote(settings, live_hosts, start_host)
+        name=CONTROLLER,
+        namespace=settings.namespace,
+        scheduling_strategy=here,
+        max_concurrency=BRAIN_CALLS,
+        get_if_exists=True,
+        **LIVES,
+    ).remote(settings, fleet, RayLedger(settings.namespace))
     return ActorCall(CONTROLLER, settings.namespace)
+
+
+def controllers() -> list[str]:
+    """Namespaces of the kvtiers of this cluster."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(actor["namespace"] for actor in named if actor["name"] == CONTROLLER)
 
 
 def kill(name: str, namespace: str) -> bool:

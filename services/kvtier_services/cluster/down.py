@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from kvtier.errors import ConfigError
 from kvtier.memory.lock import FileLock, is_free
 from kvtier_services import redis_server
 from kvtier_services.actors.folders import sweep_arena
-from kvtier_services.cluster import head, process, state
+from kvtier_services.cluster import node, process, state
 from kvtier_services.cluster.state import Running
-from kvtier_services.settings import Settings
+from kvtier_services.settings import Settings, host_name
 
 FLUSH_SECONDS = 10.0
 """Seconds for writing down blocks that only the CPU tier has."""
@@ -91,9 +92,9 @@ def clean(running: Running, run_dir: Path, *, flush_seconds: float, say: Say = l
             problems.append(problem)
     if running.own_ray:
         say("ending Ray")
-        left = process.end(lambda: _processes(running), END_SECONDS)
+        left = process.end(lambda: processes(running), END_SECONDS)
         problems += [f"process {pid} does not end" for pid in left]
-        head.sweep(running.ray_temp)
+        node.sweep(running.ray_temp)
     if running.redis:
         redis_server.stop(run_dir)
     problems += _sweep(running, run_dir)
@@ -139,18 +140,19 @@ def environment(running: Running) -> dict[str, str]:
     if not running.own_ray:
         return dict(os.environ)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return kept | head.auth_environment(Path(running.ray_token))
+    return kept | node.auth_environment(Path(running.ray_token))
 
 
-def _processes(running: Running) -> set[psutil.Process]:
-    """All processes of kvtier's own Ray cluster."""
-    return {*(running.head.tree() if running.head else ()), *process.marked(head.RUN_ENV, running.run)}
+def processes(running: Running) -> set[psutil.Process]:
+    """All processes of kvtier's own Ray node on this host."""
+    return {*(running.head.tree() if running.head else ()), *process.marked(node.RUN_ENV, running.run)}
 
 
 def _farewell(running: Running, flush_seconds: float) -> tuple[list[dict[str, int]], str]:
     """What the hosts said, and what went wrong."""
     command = [sys.executable, "-m", "kvtier_services.cluster.farewell"]
-    command += [running.address, running.namespace, str(flush_seconds)]
+    command += [running.address, running.namespace, str(flush_seconds), running.host]
+    command += [host_name()] if running.joined else []
     try:
         done = subprocess.run(  # noqa: S603
             command,
@@ -179,7 +181,9 @@ def _sweep(running: Running, run_dir: Path) -> list[str]:
     Path(running.socket).unlink(missing_ok=True)
     if running.ray_token:
         Path(running.ray_token).unlink(missing_ok=True)
-    (run_dir / "ray.log").unlink(missing_ok=True)
+    for name in ("ray.log", "fleet.secret", "redis.password"):
+        (run_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / "ray.gcs", ignore_errors=True)
     (run_dir / "state.json").unlink(missing_ok=True)
     return problems
 

@@ -1,6 +1,8 @@
 """Ask the controller to end all actors: a process of its own, because a Ray that is half gone may answer never.
 
-python -m kvtier_services.cluster.farewell ADDRESS NAMESPACE FLUSH_SECONDS
+python -m kvtier_services.cluster.farewell ADDRESS NAMESPACE FLUSH_SECONDS OWN_ADDRESS [HOST]
+
+With HOST only that one's actors.
 """
 
 from __future__ import annotations
@@ -16,19 +18,24 @@ MARGIN = 15.0
 """Seconds, besides those of the flush, in which actors end."""
 
 
-def main(address: str, namespace: str, flush_seconds: float) -> None:
+def main(address: str, namespace: str, flush_seconds: float, mine: str, leaves: str = "") -> None:
     """End them politely if they answer, and for certain then; prints what each host said, as JSON."""
     hosts: list[dict[str, Any]] = []
-    with actors.connected(address, namespace):
+    killed = 0
+    with actors.connected(address, namespace, mine):
         controller = actors.ActorCall(actors.CONTROLLER, namespace)
         timeout = flush_seconds + MARGIN
         try:
-            hosts = controller("stop", flush_seconds, timeout, timeout=timeout + 1)
+            if leaves:
+                hosts = [controller("leave", leaves, flush_seconds, timeout, timeout=timeout + 1)]
+            else:
+                hosts = controller("stop", flush_seconds, timeout, timeout=timeout + 1)
         except (KVTierError, OSError) as exc:
             hosts = [{"fault": str(exc)}]
-        killed = actors.kill_all(namespace)
+        if not leaves:
+            killed = actors.kill_all(namespace)
     sys.stdout.write(json.dumps({"hosts": hosts, "killed": killed}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), *sys.argv[4:])

@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtier.errors import ConfigError
+from kvtier_services.cluster import node
 from kvtier_services.cluster.process import Process
-
-RUN_ENV = "KVTIER_RUN"
-"""Environment variable of all processes of one run."""
-PORTS = range(20000, 32000)
-"""Where free ports are looked for: above Ray's default worker ports, below what the kernel hands out."""
-WORKER_PORTS = 64
-OBJECT_STORE = 80 << 20
-"""The least that Ray takes; no block goes through it."""
-NAMED_PORTS = (
-    "node-manager-port",
-    "object-manager-port",
-    "dashboard-agent-grpc-port",
-    "dashboard-agent-listen-port",
-    "runtime-env-agent-port",
-    "metrics-export-port",
-    "ray-client-server-port",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +23,13 @@ class Head:
 
     Attributes:
         process: `ray start --block`; all others are its children.
-        address: for drivers on this machine.
+        address: for drivers, and for nodes that join.
         temp: its temporary folder.
     """
 
     process: Process
     address: str
     temp: str
-
-
-def auth_environment(token: Path) -> dict[str, str]:
-    """What every process of kvtier's own cluster must have."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
 def make_token(path: Path) -> None:
@@ -69,6 +46,8 @@ def start(
     log: Path,
     *,
     port: int = 0,
+    host: str = "",
+    storage: str = "memory",
     started: Callable[[Process, str], object] = lambda _process, _temp: None,
     deadline: float = 60.0,
 ) -> Head:
@@ -79,64 +58,50 @@ def start(
         token: file of the token.
         log: file for what it prints.
         port: of the GCS; 0 for a free one.
+        host: its address for other nodes; empty for what Ray finds.
+        storage: where it keeps what it knows: "memory", a folder, or redis://host:port.
         started: told the process and the temporary folder as soon as they exist.
         deadline: seconds that it may take.
 
     Raises:
         ConfigError: the port is taken, or it does not come up.
     """
-    if port and not _is_free(port):
+    if port and not node.is_free(port):
         raise ConfigError(f"ray.port {port} is in use on this machine; set it to another one, or to 0 for any free one")
-    gcs, *named, first_worker = _free_ports(port)
-    temp = tempfile.mkdtemp(prefix="kvtier-ray-")
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={gcs}"]
-    command += [f"--{name}={number}" for name, number in zip(NAMED_PORTS, named, strict=True)]
-    command += [f"--min-worker-port={first_worker}", f"--max-worker-port={first_worker + WORKER_PORTS - 1}"]
-    command += ["--include-dashboard=false", "--disable-usage-stats", "--num-cpus=0"]
-    command += [f"--object-store-memory={OBJECT_STORE}", f"--temp-dir={temp}"]
-    with log.open("wb") as output:
-        log.chmod(0o600)
-        child = subprocess.Popen(  # noqa: S603
-            command,
-            env=environment(os.environ, run, token),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    gcs, *ports = node.free_ports(port)
+    temp = tempfile.mkdtemp(prefix=node.TEMP_PREFIX)
+    log.unlink(missing_ok=True)
+    child = node.spawn(
+        node.command(["--head", f"--port={gcs}", "--include-dashboard=false"], temp, host, ports),
+        log,
+        node.environment(os.environ, run, token) | _remembering(storage, run),
+    )
     process = Process.of(child.pid)
     if process is None:
-        raise ConfigError(f"the Ray head ended at once: {_last_lines(log)}")
+        raise ConfigError(f"the Ray head ended at once: {node.last_lines(log)}")
     started(process, temp)
     address = _wait(child, Path(temp), gcs, log, time.monotonic() + deadline)
     child.returncode = 0  # it lives on without us
     return Head(process, address, temp)
 
 
-def environment(outer: Mapping[str, str], run: str, token: Path) -> dict[str, str]:
-    """Environment of the head: nothing of what the user's shell says to another Ray."""
-    kept = {name: value for name, value in outer.items() if not name.startswith("RAY_")}
-    return kept | {
-        **auth_environment(token),
-        RUN_ENV: run,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path and not path.endswith(".zip")),
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors that claim no GPU see them all the same
-        "RAY_memory_monitor_refresh_ms": "0",  # the arena is not a leak to be ended
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-
-
-def sweep(temp: str) -> None:
-    """Remove the temporary folder of a head that is gone."""
-    if Path(temp).name.startswith("kvtier-ray-"):
-        shutil.rmtree(temp, ignore_errors=True)
+def _remembering(storage: str, run: str) -> dict[str, str]:
+    """What makes it keep its tables, and find none of another run."""
+    if storage == "memory":
+        return {}
+    if storage.startswith("redis://"):
+        return {
+            "RAY_REDIS_ADDRESS": storage.removeprefix("redis://"),
+            "RAY_external_storage_namespace": f"kvtier-{run}",
+        }
+    return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": storage}
 
 
 def _wait(child: subprocess.Popen[bytes], temp: Path, port: int, log: Path, deadline: float) -> str:
     """Address of the GCS, once it accepts connections there."""
     while time.monotonic() < deadline:
         if child.poll() is not None:
-            raise ConfigError(f"the Ray head does not start: {_last_lines(log)}")
+            raise ConfigError(f"the Ray head does not start: {node.last_lines(log)}")
         try:
             address = (temp / "ray_current_cluster").read_text().strip()
             host, _, at = address.rpartition(":")
@@ -144,30 +109,4 @@ def _wait(child: subprocess.Popen[bytes], temp: Path, port: int, log: Path, dead
                 return address
         except (OSError, ValueError):
             time.sleep(0.05)
-    raise ConfigError(f"the Ray head on port {port} does not come up; its log {log} ends: {_last_lines(log)}")
-
-
-def _last_lines(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " | ".join(lines[-4:]) or "it printed nothing"
-
-
-def _free_ports(gcs: int) -> list[int]:
-    """Ports for the GCS, each named port, and the first of a free range for workers."""
-    need = len(NAMED_PORTS) + WORKER_PORTS + 1
-    for _ in range(200):
-        first = secrets.choice(PORTS[:-need])
-        wanted = range(first, first + need)
-        if gcs not in wanted and all(map(_is_free, wanted)):
-            return [gcs or first, *wanted[1 : len(NAMED_PORTS) + 2]]
-    raise ConfigError(f"no {need} free ports in a row between {PORTS.start} and {PORTS.stop} for Ray on this machine")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+    raise ConfigError(f"the Ray head on port {port} does not come up; its log {log} ends: {node.last_lines(log)}")

@@ -43,7 +43,12 @@ def snapshots(config: Config, known: Running) -> Iterator[Callable[[], dict[str,
         return {
             "started": known.started,
             "run_dir": str(settings.run_dir),
-            "ray": {"address": known.address, "own": known.own_ray, "pid": known.head.pid if known.head else 0},
+            "ray": {
+                "address": known.address,
+                "own": known.own_ray,
+                "joined": known.joined,
+                "pid": known.head.pid if known.head else 0,
+            },
             "redis": {
                 "embedded": known.redis,
                 "pid": redis.pid if redis else 0,
@@ -70,7 +75,7 @@ def snapshots(config: Config, known: Running) -> Iterator[Callable[[], dict[str,
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(actors.connected(known.address, known.namespace))
+            stack.enter_context(actors.connected(known.address, known.namespace, known.host))
         except KVTierError as exc:
             ask = partial(door, str(exc))
         yield ask

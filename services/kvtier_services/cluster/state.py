@@ -31,7 +31,11 @@ class Running(msgspec.Struct, frozen=True):
         head: the Ray head that was started; None when the cluster is the user's.
         ray_temp: temporary folder of that head.
         ray_token: file of its token; empty when the cluster is the user's.
+        ray_storage: where that head keeps what it knows; "memory" for nowhere.
         namespace: Ray namespace of the actors.
+        host: this machine's address in the Ray cluster; empty for what Ray finds.
+        joined: this host joined another one's kvtier: `head` is what keeps its Ray node running.
+        written: what the configuration file said, by section.name.
     """
 
     version: int
@@ -48,7 +52,11 @@ class Running(msgspec.Struct, frozen=True):
     head: Process | None = None
     ray_temp: str = ""
     ray_token: str = ""
+    ray_storage: str = "memory"
     namespace: str = ""
+    host: str = ""
+    joined: bool = False
+    written: dict[str, str] = {}
 
     @property
     def own_ray(self) -> bool:

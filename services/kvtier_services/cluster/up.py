@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,11 @@ from msgspec.structs import replace as changed
 
 from kvtier.config import Config
 from kvtier.errors import ConfigError, KVTierError
-from kvtier.index.address import PASSWORD_ENV
+from kvtier.index.address import RedisAddress
 from kvtier_services import redis_server
 from kvtier_services.actors.folders import make_folder
-from kvtier_services.cluster import head, state
-from kvtier_services.cluster.down import Say, at_work, clean, is_alive
+from kvtier_services.cluster import head, node, process, state
+from kvtier_services.cluster.down import END_SECONDS, Say, at_work, clean, is_alive, processes
 from kvtier_services.cluster.process import Process
 from kvtier_services.cluster.state import Running
 from kvtier_services.settings import Secret, Settings, host_name
@@ -64,15 +67,21 @@ def up(config: Config, *, source: str = "", say: Say = lambda _: None) -> Starte
         notes: list[str] = []
         was = state.read(settings.state_file)
         if was is not None and is_alive(was) and not was.starting:
-            return Started(was, [], tuple(_repair(was, settings)), time.monotonic() - began, already=True)
+            notes += _repair(was, settings) + _unlike(was, source)
+            return Started(was, [], tuple(notes), time.monotonic() - began, already=True)
+        if was is not None and can_revive(was):
+            return _revive(was, settings, say)
         if was is not None:
             say("cleaning up after a kvtier that ended without `kvtier down`")
             ended = clean(was, settings.run_dir, flush_seconds=0.0)
             notes += ["a kvtier that ended without `kvtier down` was cleaned up", *ended.problems]
         running, hosts = _start(settings, source, say)
         notes += [note for host in hosts for note in host_notes(host)]
-        if len(hosts) > 1 and running.redis:
-            notes.append("index.url is embedded: only this host reaches its Redis; set it to one that all hosts reach")
+        if len(hosts) > 1 and running.redis and not config.ray.host:
+            notes.append(
+                "index.url is embedded: only this host reaches its Redis; set ray.host to this host's address for the "
+                "others, or index.url to a Redis that all hosts reach"
+            )
         return Started(running, hosts, tuple(notes), time.monotonic() - began)
 
 
@@ -101,7 +110,10 @@ def _start(settings: Settings, source: str, say: Say) -> tuple[Running, list[dic
         config=source,
         socket=str(settings.socket),
         arena_dir=str(settings.arena_dir),
+        ray_storage=settings.ray_storage,
         namespace=settings.namespace,
+        host=settings.config.ray.host,
+        written=_written(source),
     )
     notebook = _Notebook(settings, running)
     try:
@@ -130,7 +142,7 @@ class _Notebook:
 def _start_index(settings: Settings, notebook: _Notebook, say: Say) -> Settings:
     index = settings.config.index
     if index.url != "embedded":
-        spoken = "" if index.password_file else os.environ.get(PASSWORD_ENV, "")
+        spoken = "" if index.password_file or index.url == "local" else RedisAddress(index.url).credentials()[-1]
         return replace(settings, redis_url=index.url, redis_password=Secret(spoken))
     say("starting Redis")
     notebook.write(redis=True)
@@ -150,12 +162,15 @@ def _start_ray(settings: Settings, notebook: _Notebook, say: Say) -> None:
     say("starting Ray")
     head.make_token(settings.ray_token)
     notebook.write(ray_token=str(settings.ray_token))
+    shutil.rmtree(settings.run_dir / "ray.gcs", ignore_errors=True)
     started = head.start(
         notebook.running.run,
         settings.ray_token,
         settings.ray_log,
         port=ray.port,
-        started=lambda process, temp: notebook.write(head=process, ray_temp=temp),
+        host=ray.host,
+        storage=settings.ray_storage,
+        started=lambda began, temp: notebook.write(head=began, ray_temp=temp),
     )
     notebook.write(address=started.address)
 
@@ -165,7 +180,7 @@ def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[s
     enter(running)
     from kvtier_services.cluster import actors
 
-    with actors.connected(running.address, running.namespace):
+    with actors.connected(running.address, running.namespace, running.host):
         controller = actors.start_controller(settings)
         try:
             hosts: list[dict[str, Any]] = controller("ready", READY_SECONDS, timeout=READY_SECONDS + 30.0)
@@ -177,12 +192,67 @@ def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[s
     return hosts
 
 
+def can_revive(was: Running) -> bool:
+    """Whether only its Ray head is gone, on this very boot, and what that knew was kept."""
+    there = was.ray_storage.startswith("redis://") or Path(was.ray_storage, "session_name").exists()
+    return bool(was.own_ray and not was.joined and not was.starting and was.address and there)
+
+
+def _revive(was: Running, settings: Settings, say: Say) -> Started:
+    """Start the head again under the actors of the other hosts, with all that it knew."""
+    began = time.monotonic()
+    say("ending what is left of the Ray head")
+    process.end(lambda: processes(was), END_SECONDS)
+    node.sweep(was.ray_temp)
+    notes = ["its Ray head was gone and was started again; other hosts kept what they had", *_repair(was, settings)]
+    notebook = _Notebook(settings, was)
+    say("starting Ray")
+    head.start(
+        was.run,
+        Path(was.ray_token),
+        settings.ray_log,
+        port=int(was.address.rpartition(":")[2]),
+        host=was.host,
+        storage=was.ray_storage,
+        started=lambda began, temp: notebook.write(head=began, ray_temp=temp),
+    )
+    say("starting the tiers")
+    enter(was)
+    from kvtier_services.cluster import actors
+
+    with actors.connected(was.address, was.namespace, was.host):
+        hosts = ready(actors.ActorCall(actors.CONTROLLER, was.namespace), host_name())
+    notes += [note for host in hosts for note in host_notes(host)]
+    return Started(notebook.running, hosts, tuple(notes), time.monotonic() - began)
+
+
+def ready(controller: Callable[..., Any], host: str) -> list[dict[str, Any]]:
+    """Wait for one host's actors, and for the controller too, which may be on its way.
+
+    Raises:
+        ConfigError: they do not come up.
+    """
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        left = max(1.0, deadline - time.monotonic())
+        try:
+            hosts: list[dict[str, Any]] = controller("ready", left, host, timeout=left + 30.0)
+        except (OSError, KVTierError) as exc:
+            if time.monotonic() > deadline:
+                raise ConfigError(f"the controller does not answer: {exc}") from exc
+            time.sleep(0.2)
+            continue
+        if faults := [f"{one['host']}: {one['fault']}" for one in hosts if one.get("fault")]:
+            raise ConfigError("; ".join(faults))
+        return hosts
+
+
 def enter(running: Running) -> None:
     """Prepare this process's environment for its Ray cluster; before Ray is imported."""
     if running.own_ray:
         for name in [name for name in os.environ if name.startswith("RAY_")]:
             del os.environ[name]
-        os.environ.update(head.auth_environment(Path(running.ray_token)))
+        os.environ.update(node.auth_environment(Path(running.ray_token)))
 
 
 def _repair(running: Running, settings: Settings) -> list[str]:
@@ -193,3 +263,24 @@ def _repair(running: Running, settings: Settings) -> list[str]:
         redis_server.start(settings.run_dir, listen=listen)
         return ["its Redis server was gone and was started again"]
     return []
+
+
+def _written(source: str) -> dict[str, str]:
+    """What a configuration file says, by section.name."""
+    said: dict[str, Any] = tomllib.loads(Path(source).read_text(encoding="utf-8")) if source else {}
+    sections = {name: value if isinstance(value, dict) else {"": value} for name, value in said.items()}
+    return {
+        f"{section}.{name}".rstrip("."): str(value)
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }
+
+
+def _unlike(running: Running, source: str) -> list[str]:
+    """What the file says now and did not say when this kvtier was started."""
+    now, then = _written(source), running.written
+    changed_names = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+    if not changed_names:
+        return []
+    changes = ", ".join(f"{name} ({then.get(name, 'unset')} -> {now.get(name, 'unset')})" for name in changed_names)
+    return [f"the configuration has changed since it was started: {changes}; `kvtier down` and `kvtier up` apply it"]

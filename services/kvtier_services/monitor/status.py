@@ -29,7 +29,7 @@ def render(snapshot: Snapshot, now: float | None = None) -> RenderableType:
     if snapshot.get("fault"):
         parts.append(Text(snapshot["fault"], style="yellow"))
     for host in snapshot["hosts"]:
-        parts += ["", *_host(host)]
+        parts += ["", *_host(host, now)]
     return Group(*parts)
 
 
@@ -62,8 +62,8 @@ def _head(snapshot: Snapshot, now: float) -> Text:
     return line
 
 
-def _host(host: Snapshot) -> Iterable[RenderableType]:
-    state = ("serving", "green") if host.get("serving") else ("not serving", "red")
+def _host(host: Snapshot, now: float) -> Iterable[RenderableType]:
+    state = _state(host, now)
     pid = f"  pid {host['pid']}" if "pid" in host else ""
     yield Text.assemble((host["host"], "bold"), "  ", state, f"{pid}  {host.get('socket', '')}")
     for fault in (host.get("fault"), host.get("pinning"), (host.get("metrics") or {}).get("fault")):
@@ -87,6 +87,16 @@ def _host(host: Snapshot) -> Iterable[RenderableType]:
     metrics = host.get("metrics")
     if metrics and metrics["url"]:
         yield Text(f"metrics {metrics['url']}")
+
+
+def _state(host: Snapshot, now: float) -> tuple[str, str]:
+    """In a few words, and their colour."""
+    if "gone_since" in host:
+        drained = ", drained" if "drained_since" in host else ""
+        return f"gone for {age(now - host['gone_since'])}{drained}", "yellow" if drained else "red"
+    if "drained_since" in host:
+        return f"drained for {age(now - host['drained_since'])} (`kvtier undrain {host['host']}`)", "yellow"
+    return ("serving", "green") if host.get("serving") else ("not serving", "red")
 
 
 def _tiers(tiers: Iterable[Snapshot], hands: Iterable[Snapshot], hits: Mapping[str, int]) -> Table:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from kvtier.config import Config
+from kvtier.errors import ConfigError
 from kvtier_services import controller as module
 from kvtier_services.controller import Controller, Host
 from kvtier_services.settings import Settings
@@ -33,14 +35,30 @@ class Actors:
         return {"written": 1, "lost": 0}
 
 
+class Page:
+    def __init__(self) -> None:
+        self.page = b""
+
+    def read(self):
+        return self.page
+
+    def write(self, page):
+        self.page = page
+
+
 class Fleet:
     def __init__(self, *hosts: Host) -> None:
         self.live = list(hosts)
         self.started: list[Host] = []
         self.actors: dict[str, Actors] = {}
+        self.swept: list[list[Host]] = []
 
     def hosts(self):
-        return self.live
+        return list(self.live)
+
+    def sweep(self, live):
+        self.swept.append(list(live))
+        return 0
 
     def start(self, settings, host):
         self.started.append(host)
@@ -53,8 +71,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "LOOK", 0.01)
 
 
-def make(fleet: Fleet) -> Controller:
-    return Controller(Settings(Config()), fleet.hosts, fleet.start)
+def make(fleet: Fleet, page: Page | None = None) -> Controller:
+    return Controller(Settings(Config()), fleet, page or Page())
 
 
 async def until(check) -> None:
@@ -122,7 +140,109 @@ async def test_stopping_stops_all_and_starts_no_more():
     assert fleet.started == [A]
 
 
-async def test_a_ray_that_fails_once_is_asked_again(caplog):
+async def test_a_host_that_died_is_listed_with_since_when_until_it_is_back():
+    fleet = Fleet(A, B)
+    controller = make(fleet)
+    await controller.ready(5.0)
+    fleet.live.remove(B)
+    await until(lambda: fleet.swept[-1] == [A])
+    one, gone = (await controller.status())["hosts"]
+    assert (one["host"], gone["host"], gone["address"], gone["serving"]) == ("a", "b", "10.0.0.2", False)
+    assert gone["gone_since"] > 0
+    fleet.live.append(Host("b", "n3", "10.0.0.2"))
+    await until(lambda: len(fleet.started) == 3)
+    assert all("gone_since" not in host for host in (await controller.status())["hosts"])
+    await controller.stop(0.0, 1.0)
+
+
+async def test_of_several_nodes_of_one_machine_one_has_the_actors_as_long_as_it_lives():
+    fleet = Fleet(A)
+    controller = make(fleet)
+    await controller.ready(5.0)
+    fleet.live.insert(0, Host("a", "n0", "10.0.0.1"))
+    seen = len(fleet.swept)
+    await until(lambda: len(fleet.swept) > seen + 2)
+    assert fleet.started == [A]
+    fleet.live.remove(A)
+    await until(lambda: len(fleet.started) == 2)
+    assert fleet.swept[-1] == [Host("a", "n0", "10.0.0.1")]
+    await controller.stop(0.0, 1.0)
+
+
+async def test_a_drained_host_has_no_actors_until_undrained_whatever_restarts():
+    fleet, page = Fleet(A, B), Page()
+    controller = make(fleet, page)
+    await controller.ready(5.0)
+    answer = await controller.drain("b", 1.0, 5.0)
+    assert (answer["host"], answer["written"]) == ("b", 1)
+    assert fleet.actors["b"].stopped
+    await controller.stop(0.0, 1.0)
+
+    fleet.live[:] = [A, Host("b", "n9", "10.0.0.2")]
+    again = make(fleet, page)
+    await again.ready(5.0)
+    assert await again.hosts() == ["a"]
+    away = (await again.status())["hosts"][1]
+    assert away["host"] == "b"
+    assert away["drained_since"] > 0
+    (answer,) = await again.ready(0.1, "b")
+    assert answer["fault"] == "the host is drained"
+    assert await again.undrain("b")
+    assert await again.hosts() == ["a", "b"]
+    assert not await again.undrain("b")
+    await again.stop(0.0, 1.0)
+
+
+async def test_who_is_to_be_drained_must_be_there():
+    controller = make(Fleet(A, B))
+    await controller.ready(5.0)
+    with pytest.raises(ConfigError, match="no host 'c' in this fleet; name one of a, b"):
+        await controller.drain("c", 1.0, 5.0)
+    await controller.stop(0.0, 1.0)
+
+
+async def test_a_host_that_leaves_is_not_missed():
+    fleet = Fleet(A, B)
+    controller = make(fleet)
+    await controller.ready(5.0)
+    answer = await controller.leave("b", 1.0, 5.0)
+    assert answer["written"] == 1
+    seen = len(fleet.swept)
+    await until(lambda: len(fleet.swept) > seen + 1)
+    assert fleet.started == [A, B], "its node is about to end"
+    fleet.live.remove(B)
+    await until(lambda: fleet.swept[-1] == [A])
+    assert [host["host"] for host in (await controller.status())["hosts"]] == ["a"]
+    await controller.stop(0.0, 1.0)
+
+
+async def test_a_host_that_comes_later_is_waited_for():
+    fleet = Fleet(A)
+    controller = make(fleet)
+    waiting = asyncio.create_task(controller.ready(5.0, "b"))
+    await asyncio.sleep(0.05)
+    fleet.live.append(B)
+    (answer,) = await waiting
+    assert (answer["host"], answer["serving"]) == ("b", True)
+    await controller.stop(0.0, 1.0)
+
+
+async def test_a_ray_that_hangs_holds_up_nobody_who_asks(monkeypatch, caplog):
+    monkeypatch.setattr(module, "LOOK_TIMEOUT", 0.05)
+    fleet = Fleet(A)
+    controller = make(fleet)
+    await controller.ready(5.0)
+    hanging, hosts = threading.Event(), fleet.hosts
+    monkeypatch.setattr(fleet, "hosts", lambda: hanging.wait(5.0) and hosts())
+    await until(lambda: "Ray did not answer in 0.05 s" in caplog.text)
+    assert (await controller.status())["hosts"][0]["serving"]
+    hanging.set()
+    fleet.live.append(B)
+    await until(lambda: B in fleet.started)
+    await controller.stop(0.0, 1.0)
+
+
+async def test_a_ray_that_fails_once_is_asked_again(caplog, monkeypatch):
     fleet = Fleet(A)
     hosts, failures = fleet.hosts, [ConnectionError("GCS away")]
 
@@ -131,7 +251,8 @@ async def test_a_ray_that_fails_once_is_asked_again(caplog):
             raise failures.pop()
         return hosts()
 
-    controller = Controller(Settings(Config()), unsure, fleet.start)
+    monkeypatch.setattr(fleet, "hosts", unsure)
+    controller = make(fleet)
     await until(lambda: fleet.started == [A])
     assert "GCS away" in caplog.text
     await controller.stop(0.0, 1.0)

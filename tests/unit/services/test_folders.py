@@ -9,7 +9,7 @@ import pytest
 from kvtier.errors import ConfigError
 from kvtier.memory.arena import Arena
 from kvtier_services.actors.folders import make_folder, sweep_arena
-from kvtier_services.cluster import head
+from kvtier_services.cluster import head, node
 
 
 def test_a_folder_is_for_this_user_alone(tmp_path):
@@ -48,14 +48,14 @@ def test_sweeping_leaves_what_is_not_kvtiers(tmp_path):
 def test_only_a_ray_folder_of_kvtiers_is_removed(tmp_path):
     for name in ("kvtier-ray-1", "precious"):
         (tmp_path / name).mkdir()
-        head.sweep(str(tmp_path / name))
-    head.sweep("")
+        node.sweep(str(tmp_path / name))
+    node.sweep("")
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
 def test_the_head_hears_nothing_that_was_meant_for_another_ray(tmp_path):
     outer = {"RAY_ADDRESS": "elsewhere:6379", "RAY_AUTH_TOKEN": "secret", "HOME": "/home/me"}
-    inner = head.environment(outer, "run", tmp_path / "token")
+    inner = node.environment(outer, "run", tmp_path / "token")
     assert "RAY_ADDRESS" not in inner
     assert "RAY_AUTH_TOKEN" not in inner
     assert inner["HOME"] == "/home/me"

@@ -31,13 +31,17 @@ def test_a_password_in_a_file_of_each_host_stays_there():
 
 def test_hosts_on_one_machine_have_folders_of_their_own(monkeypatch):
     config = Config(run_dir="/run/{host}", arena_dir="/shm/{host}", nvme=NvmeConfig(path="/disk/{host}"))
+    namespaces = set()
     for name in ("a", "b"):
         monkeypatch.setenv("KVTIER_HOST", name)
-        settings = Settings(config)
+        settings = Settings(config, up_host="a")
+        namespaces.add(settings.namespace)
         assert host_name() == name
         assert settings.socket == config.socket == Path(f"/run/{name}/door.sock")
         assert settings.arena_dir == Path(f"/shm/{name}")
         assert settings.nvme_dirs == {"nvme": Path(f"/disk/{name}")}
+        assert settings.nvme_dirs_on("c") == {"nvme": Path("/disk/c")}
+    assert len(namespaces) == 1
 
 
 def test_paths_are_absolute_and_of_the_run_folder(monkeypatch):

@@ -56,6 +56,22 @@ def test_what_is_wrong_is_said(snapshot):
         assert part in text
 
 
+def test_hosts_that_have_gone_or_are_drained_are_shown(snapshot):
+    away = {"address": "10.0.0.3", "serving": False}
+    snapshot["hosts"] += [
+        away | {"host": "lost", "gone_since": 3000.0},
+        away | {"host": "resting", "drained_since": 3590.0},
+        away | {"host": "both", "gone_since": 3540.0, "drained_since": 3000.0},
+    ]
+    text = shown(snapshot)
+    for part in (
+        "lost  gone for 10.0 min",
+        "resting  drained for 10 s (`kvtier undrain resting`)",
+        "both  gone for 1.0 min, drained",
+    ):
+        assert part in text
+
+
 def test_an_arena_that_grows_says_how_far_it_is(snapshot):
     arena = snapshot["hosts"][0]["arena"] = {"ready": 12 << 30, "capacity": 64 << 30, "fault": ""}
     assert "cpu 12.0 GiB of 64.0 GiB ready" in shown(snapshot)

@@ -1,0 +1,233 @@
+"""A fleet of three hosts on one machine: apart in network, processes and name where the kernel allows it, else three
+Ray nodes on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kvtier_services.cluster import node, process, state
+from tests.cluster.kit import SHARED, environment
+from tests.cluster.network import PREFIX, Machine, Network, network, why_not
+
+NAMES = ("alpha", "beta", "gamma")
+PORT = 6391
+CONFIG = """
+run_dir = "{folder}/{{host}}/run"
+arena_dir = "{arena}/{{host}}"
+[cpu]
+capacity = "64MiB"
+[nvme]
+capacity = "128MiB"
+path = "{folder}/{{host}}/nvme"
+[gpu]
+device = "off"
+[metrics]
+port = 0
+[ray]
+host = "{address}"
+port = {port}
+{more}
+"""
+
+
+class Place(Protocol):
+    """Where a host's processes run."""
+
+    def inside(self, *command: str) -> list[str]: ...
+
+    def end(self) -> None: ...
+
+
+class Loopback:
+    """No place of its own: what a host's processes are is known by their marks only."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._state = run_dir / "state.json"
+
+    def inside(self, *command: str) -> list[str]:
+        return list(command)
+
+    def end(self) -> None:
+        with suppress(Exception):
+            if (known := state.read(self._state)) is not None:
+                process.end(lambda: process.marked(node.RUN_ENV, known.run), 10.0)
+
+
+@dataclass
+class Host:
+    """One host of the fleet.
+
+    Attributes:
+        name: of the host.
+        number: of its plug.
+        address: in the fleet's network.
+        folder: of its files.
+        config: the fleet's kvtier.toml.
+        place: where its processes run; another one after its death.
+    """
+
+    name: str
+    number: int
+    address: str
+    folder: Path
+    config: Path
+    place: Place
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "run" / "door.sock"
+
+    def cli(self, command: str, *args: str, rc: int = 0) -> str:
+        """Output of `kvtier COMMAND`, run on this host."""
+        done = self._run(command, *args)
+        said = done.stdout + done.stderr
+        assert done.returncode == rc, said
+        assert "Traceback" not in said, said
+        return said
+
+    def status(self) -> dict:
+        done = self._run("status", "--json")
+        assert done.returncode == 0, done
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            raise AssertionError(done) from None
+
+    def _run(self, command: str, *args: str) -> subprocess.CompletedProcess[str]:
+        made = self.place.inside(sys.executable, "-m", "kvtier_services.cli", command, *args)
+        env = environment(KVTIER_HOST=self.name, KVTIER_CONFIG=str(self.config))
+        return subprocess.run(made, env=env, capture_output=True, text=True, timeout=150, check=False)
+
+    def kill(self, pid: int, signal: str = "KILL") -> None:
+        """Send a signal to a process by the number that it has on this host."""
+        subprocess.run(self.place.inside("kill", f"-{signal}", str(pid)), check=True)
+
+    def signal_all(self, pattern: str, signal: str = "KILL") -> None:
+        """Send a signal to all processes of this host whose command has this in it; none of another host's."""
+        known = state.read(self.folder / "run" / "state.json")
+        script = (
+            "import os, signal, sys; from kvtier_services.cluster import node, process\n"
+            "for one in process.marked(node.RUN_ENV, sys.argv[1]):\n"
+            "    if sys.argv[2] in ' '.join(one.cmdline()): os.kill(one.pid, getattr(signal, 'SIG' + sys.argv[3]))"
+        )
+        assert known is not None
+        command = self.place.inside(sys.executable, "-c", script, known.run, pattern, signal)
+        subprocess.run(command, check=True, env=environment())
+
+
+class Fleet:
+    """Three hosts, of which the first runs the Ray head and, unless another one is given, Redis."""
+
+    def __init__(self, folder: Path, arena: Path, net: Network | None, more: str = "") -> None:
+        self.network = net
+        self._folder = folder
+        config = folder / "kvtier.toml"
+        addresses = [f"{PREFIX}.{number}" if net else f"127.0.0.{number}" for number in (1, 2, 3)]
+        address = addresses[0] if net else _own_address()
+        config.write_text(CONFIG.format(folder=folder, arena=arena, address=address, port=PORT, more=more))
+        self.head_address = f"{address}:{PORT}"
+        self.hosts = []
+        for number, name in enumerate(NAMES, 1):
+            (folder / name).mkdir()
+            place = net.machine(name, number) if net else Loopback(folder / name / "run")
+            host = Host(name, number, addresses[number - 1], folder / name, config, place)
+            self.hosts.append(host)
+
+    def __getitem__(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
+    def up(self, names: Sequence[str] = NAMES) -> None:
+        """Start the first host, and let the others join it."""
+        for name in names:
+            if name == NAMES[0]:
+                self[name].cli("up")
+            else:
+                self.join(self[name])
+
+    def join(self, host: Host) -> str:
+        token = self.hosts[0].folder / "run" / "ray.token"
+        return host.cli("join", self.head_address, "--token", str(token), "--host", host.address)
+
+    def power_off(self, host: Host) -> None:
+        """Everything that runs there is gone at once, without a word."""
+        host.place.end()
+
+    def power_on(self, host: Host) -> None:
+        """As after a restart in place: files are there, and no process."""
+        if self.network:
+            host.place = self.network.machine(host.name, host.number)
+
+    def pids(self, place: Place) -> int:
+        return place.pid if isinstance(place, Machine) else 0
+
+    def end(self) -> None:
+        for host in reversed(self.hosts):
+            host.place.end()
+
+
+@contextmanager
+def fleet(more: str = "", *, apart: bool | None = None) -> Iterator[Fleet]:
+    """A fleet that is not up yet. Nothing of it is left afterwards, whatever happened to it.
+
+    Args:
+        more: lines for its kvtier.toml.
+        apart: as hosts of their own, or on loopback; None: as the kernel allows.
+    """
+    apart = not why_not() if apart is None else apart
+    folder = Path(tempfile.mkdtemp(prefix="kvf"))
+    arena = Path(tempfile.mkdtemp(prefix="kvf-arena-", dir=SHARED))
+    before = set(_temporary())
+    made: Fleet | None = None
+    try:
+        if apart:
+            with network() as net:
+                made = Fleet(folder, arena, net, more)
+                yield made
+        else:
+            made = Fleet(folder, arena, None, more)
+            yield made
+    finally:
+        if made is not None:
+            made.end()
+        if not apart:
+            for host in NAMES:  # a Redis on loopback is nobody's child
+                from kvtier_services import redis_server
+
+                redis_server.stop(folder / host / "run")
+        shutil.rmtree(folder)
+        shutil.rmtree(arena)
+        for left in set(_temporary()) - before:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _temporary() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"{node.TEMP_PREFIX}*"))
+
+
+def _own_address() -> str:
+    """This machine's address: a Ray head takes no loopback address."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def since(began: float) -> str:
+    return f"{time.monotonic() - began:.1f} s"
+
+
+def owner(path: Path) -> int:
+    return os.stat(path).st_uid
