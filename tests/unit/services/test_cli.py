@@ -161,9 +161,7 @@ def test_config_explain_prints_what_holds(kvtier, tmp_path):
     assert code == 0
     assert 'capacity = "3MiB"' in said
     for section in ("cpu", "nvme", "index", "ray", "fleet"):
-        assert f"
-[{section}]
-" in said
+        assert f"\n[{section}]\n" in said
 
 
 def test_help_names_every_option():
