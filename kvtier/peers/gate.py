@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import ssl
@@ -12,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvtier.errors import ConfigError, KVTierError, ProtocolMismatch
+from kvtier.errors import ConfigError, KVTierError
 from kvtier.peers import handshake
+from kvtier.peers.guest import Guest
 from kvtier.peers.link import Link
 from kvtier.peers.tls import Tls
 from kvtier.peers.wire import Kind
@@ -41,57 +41,6 @@ class GateLimits:
     hello: float = 5.0
     idle: float = 300.0
     stall: float = 2.0
-
-
-class Guest:
-    """A connection that has not proved itself; never blocks.
-
-    Attributes:
-        since: when it came.
-    """
-
-    def __init__(self, sock: socket.socket, secret: bytes, since: float) -> None:
-        self.since = since
-        self.sock = sock
-        self._secret = secret
-        self._said = b""
-        self._challenged = b""
-        self._heard = bytearray()
-
-    def step(self) -> tuple[str, handshake.Keys] | None:
-        """Go on with what has come; name and keys once it has proved itself.
-
-        Raises:
-            OSError: it is gone.
-            KVTierError: it is no host of this fleet.
-        """
-        if isinstance(self.sock, ssl.SSLSocket) and self.sock.version() is None:
-            self.sock.do_handshake()
-        while True:
-            want = handshake.PROOF_NBYTES if self._said else handshake.HELLO.size
-            data = self.sock.recv(want - len(self._heard))
-            if not data:
-                raise ConnectionResetError("a guest left")
-            self._heard += data
-            if len(self._heard) < want:
-                continue
-            heard, self._heard = bytes(self._heard), bytearray()
-            if self._said:
-                keys = handshake.accept(self._secret, self._said, self._challenged, heard)
-                return handshake.read_hello(self._said), keys
-            self._greet(heard)
-
-    def _greet(self, heard: bytes) -> None:
-        try:
-            handshake.read_hello(heard)
-        except ProtocolMismatch:
-            if heard.startswith(handshake.MAGIC):
-                self.sock.send(handshake.refusal())
-            raise
-        self._challenged = handshake.challenge(self._secret, heard, os.urandom(handshake.NONCE_NBYTES))
-        self._said = heard
-        if self.sock.send(self._challenged) != len(self._challenged):
-            raise ConnectionResetError("a guest does not listen")
 
 
 class Gate:
