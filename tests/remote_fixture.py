@@ -13,6 +13,7 @@ from kvtier.client.door import DoorSession
 from kvtier.client.remote import RemoteWay
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier_services.gateway import tokens
+from kvtier_services.gateway.register import Register
 from kvtier_services.gateway.remote import Listen, RemoteDoor
 from tests.door_fixture import Loop
 
@@ -76,7 +77,7 @@ def remote_door(hierarchy: Hierarchy, folder: Path, listen: Listen | None = None
     """A remote door in a thread of this process; plain text on loopback unless said otherwise."""
     listen = listen or Listen("127.0.0.1", 0)
     loop = Loop()
-    door = RemoteDoor(hierarchy, listen, folder / "tokens.json", folder / "audit.log", node="kit")
+    door = RemoteDoor(hierarchy, listen, Register(folder / "tokens.json"), folder / "audit.log", node="kit")
     loop.run(door.start())
     ca = folder / "ca.pem" if listen.certificate is not None else None
     try:

@@ -45,6 +45,10 @@ class Door(Protocol):
         """What came through it, as a dataclass of counters by the name of the call."""
         ...
 
+    def remote(self) -> dict[str, Any] | None:
+        """What the door for clients of other hosts says of itself, as plain values; None where there is none."""
+        ...
+
     async def start(self) -> None:
         """Listen."""
         ...
@@ -175,6 +179,7 @@ class CpuTierActor:
             "arena": _arena(hierarchy.arena) if hierarchy else None,
             "metrics": {"url": exporter.url, "fault": exporter.fault} if exporter else None,
             "door": _counts(self._door.tally) if self._door else None,
+            "remote": self._door.remote() if self._door else None,
             "hands": self._hands.status() if self._hands else [],
             "peers": self._peers.status() if self._peers and hierarchy else None,
             "hierarchy": await asyncio.to_thread(status_of, hierarchy) if hierarchy else None,

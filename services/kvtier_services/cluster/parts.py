@@ -6,19 +6,36 @@ import grp
 from collections.abc import Callable
 from functools import partial
 
+from kvtier.config.schema import folder
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.memory.arena import Arena
+from kvtier_services.actors.cpu_tier import Door
 from kvtier_services.actors.hands import status_of
-from kvtier_services.gateway import control
+from kvtier_services.gateway import control, tokens
+from kvtier_services.gateway.doors import Doors
+from kvtier_services.gateway.register import Register
+from kvtier_services.gateway.remote import Listen, RemoteDoor
+from kvtier_services.gateway.tls import Certificate
 from kvtier_services.monitor.metrics import Exporter
 from kvtier_services.settings import Settings, host_name
 
 
-def open_door(hierarchy: Hierarchy, settings: Settings) -> control.Door:
-    """The door of a host."""
-    config = settings.config
+def open_door(hierarchy: Hierarchy, settings: Settings) -> Door:
+    """The door of a host; with one for clients of other hosts beside it, where that is configured."""
+    config, remote = settings.config, settings.config.remote
     group = grp.getgrnam(config.group).gr_gid if config.group else None
-    return control.Door(hierarchy, settings.socket, node=host_name(), mode=config.mode, group=group)
+    front = partial(control.Door, hierarchy, settings.socket, node=host_name(), mode=config.mode, group=group)
+    if not remote.listen:
+        return front()
+    # Without its tokens file a host does not know the salt of its own engines' keys, and so lets nobody in.
+    tokens.prepare(remote.tokens)
+    register = Register(remote.tokens)
+    files = [folder(name) if name else None for name in (remote.cert, remote.key, remote.client_ca)]
+    cert, key, client_ca = files
+    certificate = Certificate(cert, key, client_ca) if cert and key else None
+    listen = Listen(*remote.address, remote.bulk, certificate, remote.insecure)
+    side = RemoteDoor(hierarchy, listen, register, settings.run_dir / "audit.log", node=host_name())
+    return Doors(front(salt=register.local_salt), side)
 
 
 def open_exporter(hierarchy: Hierarchy, settings: Settings) -> Exporter:

@@ -62,6 +62,11 @@ class Tally:
     request_nbytes: Counter[str] = field(default_factory=Counter)
     reply_nbytes: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: Tally) -> Tally:
+        counted = (getattr(self, name) + getattr(other, name) for name in ("calls", "notes", "failed"))
+        largest = (getattr(self, name) | getattr(other, name) for name in ("request_nbytes", "reply_nbytes"))
+        return Tally(*counted, *largest)
+
 
 class _Message(Protocol):
     def ByteSize(self) -> int: ...  # noqa: N802

@@ -77,6 +77,10 @@ class Door:
         """How often each call was made."""
         return self._calls.tally.calls
 
+    def remote(self) -> None:
+        """There is no door for clients of other hosts here."""
+        return
+
     async def start(self) -> None:
         """Open it.
 

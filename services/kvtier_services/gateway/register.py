@@ -24,6 +24,7 @@ class Register:
     Attributes:
         fault: why the file, as it is now, was not taken; what it said before holds then.
         tenants: by name.
+        local_salt: of the engines of this host; none while the file has none.
 
     Raises:
         ConfigError: the file cannot be used.

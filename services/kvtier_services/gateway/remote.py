@@ -87,26 +87,25 @@ class RemoteDoor:
     Args:
         hierarchy: what is asked.
         listen: where.
-        tokens: file that says who may come in.
+        register: who may come in.
         audit: file that admin calls are written to.
         node: the host's name.
 
     Attributes:
         port, bulk_port: where it listens, once started.
         register: who is known.
-
-    Raises:
-        ConfigError: a file that cannot be used.
     """
 
-    def __init__(self, hierarchy: Hierarchy, listen: Listen, tokens: Path, audit: Path, *, node: str = "") -> None:
+    def __init__(
+        self, hierarchy: Hierarchy, listen: Listen, register: Register, audit: Path, *, node: str = ""
+    ) -> None:
         self._hierarchy, self._listen = hierarchy, listen
-        self.register = Register(tokens)
-        self._gate = RemoteGate(hierarchy, self.register, AuditLog(audit))
+        self.register = register
+        self._gate = RemoteGate(hierarchy, register, AuditLog(audit))
         self._gate.on_left = self._left
         self._calls = Calls(hierarchy, node or hostname(), self._gate)
-        self._desk = Desk(hierarchy, self.register, self._calls.guests)
-        self._renewed = Renewed(listen.certificate) if listen.certificate is not None else None
+        self._desk = Desk(hierarchy, register, self._calls.guests)
+        self._renewed: Renewed | None = None
         self._server: aio.Server | None = None
         self._bulk: BulkServer | None = None
         self._looker: asyncio.Task[None] | None = None
@@ -122,22 +121,20 @@ class RemoteDoor:
         return {
             "address": f"{self._listen.host}:{self.port}",
             "bulk": f"{self._listen.host}:{self.bulk_port}",
-            "tls": self._renewed is not None,
+            "tls": self._listen.certificate is not None,
             "faults": [fault for fault in (self.register.fault, self._renewed.fault if self._renewed else "") if fault],
             "counters": dict(self._desk.counters),
             "tenants": [tenant.status(self._hierarchy) for tenant in self.register.tenants.values()],
         }
 
-    def busy(self, session: int) -> bool:
-        """Whether bytes are being put into slots that this session had reserved. Thread-safe."""
-        return self._desk.busy(session)
-
     async def start(self) -> None:
         """Open it.
 
         Raises:
-            ConfigError: it cannot listen there.
+            ConfigError: it cannot listen there, or has no certificate that can be used.
         """
+        certificate = self._listen.certificate
+        self._renewed = Renewed(certificate) if certificate is not None else None
         self._bulk = await asyncio.to_thread(self._serve_bulk, self._listen.bulk_port)
         self.bulk_port = self._gate.bulk = self._bulk.port
         server = aio.server(options=OPTIONS)
@@ -153,6 +150,7 @@ class RemoteDoor:
             raise ConfigError(f"cannot listen on {place}: {exc}; set remote.listen to an address of this host") from exc
         await server.start()
         self._server = server
+        self._hierarchy.writing.append(self._desk.busy)
         self._looker = asyncio.create_task(self._look())
         _log.info("remote door open address=%s port=%d bulk=%d", self._listen.host, self.port, self.bulk_port)
 
@@ -167,6 +165,7 @@ class RemoteDoor:
         await server.stop(grace)
         if self._bulk is not None:
             await self._end(self._bulk)
+        self._hierarchy.writing.remove(self._desk.busy)
         _log.info("remote door closed address=%s port=%d", self._listen.host, self.port)
 
     def _left(self, guest: Guest) -> None:

@@ -109,6 +109,22 @@ def write(path: Path, tokens: Tokens) -> None:
     write_secret(path, msgspec.json.format(msgspec.json.encode(tokens)).decode() + "\n")
 
 
+def prepare(path: Path) -> None:
+    """See that the file has a salt for the engines of this host.
+
+    Raises:
+        ConfigError: it has none, and cannot be written.
+    """
+    known = read(path)
+    if LOCAL not in known.tenants:
+        try:
+            write(path, known.with_tenant(LOCAL))
+        except OSError as exc:
+            raise ConfigError(
+                f"remote.tokens_file {path} cannot be written: {exc.strerror}; `kvtier token add`"
+            ) from exc
+
+
 def add(path: Path, name: str, *, tenant: str = "", admin: bool = False, quota: Quota | None = None) -> str:
     """Make a token and enter it; the token, which is nowhere else.
 

@@ -33,6 +33,9 @@ class FakeDoor:
         self.log: list[str] = []
         self.trouble: list[Exception] = []
 
+    def remote(self) -> None:
+        return None
+
     async def start(self) -> None:
         self.log.append("start")
         if self.trouble:
