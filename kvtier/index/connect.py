@@ -12,8 +12,8 @@ from kvtier.index.address import RedisAddress, Where
 from kvtier.index.base import Life
 from kvtier.index.find import ALONE, FAULTS, UNKNOWN, Finder, Layout, finder
 from kvtier.index.lookups import Lookups
-from kvtier.index.masters import Masters
-from kvtier.index.nodes import NODES, preferred_number, register
+from kvtier.index.masters import Masters, run
+from kvtier.index.nodes import NODES, preferred_number, read_nodes, register
 from kvtier.index.options import RedisIndexOptions
 from kvtier.index.ready import Line
 from kvtier.index.redis import RedisIndex
@@ -57,3 +57,27 @@ def parts(address: RedisAddress, options: RedisIndexOptions) -> tuple[Finder, Lo
 
     lookups = Lookups(connection, layout, timeout=options.lookup_timeout)
     return finder(address, patience), lookups, Masters(client, layout)
+
+
+def reach(address: RedisAddress, timeout: float) -> int:
+    """See that all masters answer and let the index work; how many there are.
+
+    Raises:
+        redis.RedisError, OSError: one does not, within so many seconds.
+        ConfigError: the password cannot be read.
+    """
+    address.credentials()
+    find, lookups, masters = parts(address, RedisIndexOptions(lookup_timeout=timeout, update_timeout=timeout))
+    try:
+        layout = find.find()
+        lookups.take(layout)
+        masters.take(layout)
+        lookups.ping()
+        read_nodes(masters.of(NODES), timeout)
+        for client in masters.all:
+            run(client, "return 1", [], [])
+        return len(masters.all)
+    finally:
+        lookups.close()
+        masters.close()
+        find.close()

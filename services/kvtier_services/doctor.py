@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from kvtier.config import Config, Size
 from kvtier.errors import ConfigError
 from kvtier.index.address import RedisAddress
+from kvtier.index.connect import reach
 from kvtier.memory import limits
 from kvtier.memory.pinning import cuda_present
 from kvtier_services import redis_server
@@ -207,10 +208,10 @@ def _redis(config: Config) -> Check:
     if config.index.url != "embedded":
         address = RedisAddress(config.index.url, config.index.password_file)
         try:
-            address.client(2.0).ping()
+            masters = reach(address, 2.0)
         except (RedisError, OSError, ConfigError) as exc:
             return Check("fail", "redis", f"{config.index.url} does not answer: {exc}", "start it, or set index.url")
-        return Check("ok", "redis", f"{config.index.url} answers")
+        return Check("ok", "redis", f"{config.index.url} answers" + (f": {masters} masters" if masters > 1 else ""))
     try:
         return Check("ok", "redis", str(redis_server.find_binary()))
     except ConfigError as exc:

@@ -6,10 +6,11 @@ import signal
 import time
 
 import pytest
+from redis import RedisError
 
 from kvtier.index.address import RedisAddress
 from kvtier.index.base import Replica
-from kvtier.index.connect import connect, parts
+from kvtier.index.connect import connect, parts, reach
 from kvtier.index.options import RedisIndexOptions
 from kvtier.index.redis import RedisIndex
 from kvtier.testing.index import IndexKit, eventually, key, shows, told
@@ -231,3 +232,11 @@ def test_lives_of_a_cluster_are_told_apart(servers):
         first.close()
         if second:
             second.close()
+
+
+def test_a_cluster_that_can_be_reached_says_how_many_masters_it_has(servers):
+    masters = servers.cluster(3)
+    assert reach(RedisAddress(url_of(masters[:1])), 2.0) == 3
+    masters[1].kill()
+    with pytest.raises((RedisError, OSError)):
+        reach(RedisAddress(url_of(masters[:1])), 0.5)

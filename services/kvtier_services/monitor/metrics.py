@@ -41,6 +41,21 @@ USAGE = (
 )
 Status = Mapping[str, Any]
 
+INDEX_COUNTERS = (
+    ("lookups", "kvtier_index_lookups", "Lookups in the index."),
+    ("round_trips", "kvtier_index_round_trips", "Round trips to its server."),
+    ("lookup_errors", "kvtier_index_lookup_errors", "Lookups without an answer in time."),
+    ("unasked", "kvtier_index_lookups_unasked", "Lookups that asked nobody because the server did not answer lately."),
+    ("breaker_opened", "kvtier_index_breaker_opened", "Times that lookups stopped asking."),
+    ("told", "kvtier_index_updates", "Updates told."),
+    ("update_errors", "kvtier_index_update_errors", "Batches, heartbeats and other background calls that failed."),
+    ("dropped", "kvtier_index_dropped_updates", "Updates dropped because too many waited; all is published again."),
+    ("swept_rounds", "kvtier_index_swept_rounds", "Rounds through the whole index that this host has ended."),
+    ("swept_keys", "kvtier_index_swept_keys", "Keys looked at in them."),
+    ("swept_dead", "kvtier_index_swept_dead", "Keys deleted or trimmed because the dead told of them."),
+    ("sweep_errors", "kvtier_index_sweep_errors", "Rounds given up."),
+)
+
 
 class HostCollector(Collector):
     """Reads a hierarchy's status when Prometheus asks."""
@@ -227,11 +242,12 @@ def _index(index: Mapping[str, Any]) -> Iterable[Metric]:
     yield _gauge("kvtier_index_up", "Whether the index answers.", int(bool(index["ok"])), kind=kind)
     yield _gauge("kvtier_index_queued_updates", "Updates that the index was not told yet.", index["queued"], kind=kind)
     yield _gauge("kvtier_index_nodes", "Live hosts that the index knows.", index["nodes_alive"], kind=kind)
-    for field, name, text in (
-        ("lookups", "kvtier_index_lookups", "Lookups in the index."),
-        ("round_trips", "kvtier_index_round_trips", "Round trips to its server."),
-        ("told", "kvtier_index_updates", "Updates told."),
-    ):
-        family = CounterMetricFamily(name, text, labels=["kind"])
-        family.add_metric([kind], index[field])
-        yield family
+    yield _gauge("kvtier_index_publishing", "Whether it is to be told everything.", index["needs_publish"], kind=kind)
+    for field, name, text in INDEX_COUNTERS:
+        if field in index:
+            family = CounterMetricFamily(name, text, labels=["kind"])
+            family.add_metric([kind], index[field])
+            yield family
+    if "reconciled" in index:
+        mended = {what: count for what, count in index["reconciled"].items() if what != "compared"}
+        yield _counter("kvtier_index_mended_blocks", "Differences from what the host has, mended.", "what", mended)

@@ -76,6 +76,7 @@ def test_a_scripted_hour(host, session, value):
     assert value("kvtier_tier_up", tier="nvme") == 1
     assert value("kvtier_blocks") == 3
     assert value("kvtier_index_up", kind="local") == 1
+    assert value("kvtier_index_mended_blocks_total", what="missing") == 0
     assert value("kvtier_load_seconds_bucket", le="0.0025") == 0
     assert value("kvtier_load_seconds_bucket", le="0.005") == 1
     assert value("kvtier_load_seconds_bucket", le="+Inf") == 1
