@@ -509,6 +509,24 @@ def test_blocks_that_must_be_brought_up_may_take_a_while(arena):
         assert counters(desk)["absent"] == 1
 
 
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "hangs"])
+def test_who_asks_and_does_not_listen_holds_no_blocks(arena, leaves):
+    """32 MiB are more than a connection takes up by itself."""
+    with far(limits=GateLimits(stall=0.5)) as host, desk_of(arena, [host]) as desk:
+        host.put(range(16), 2 << 20)
+        link = Dialer("deaf", SECRET, None, time.monotonic, 1.0).dial(host.node.door, time.monotonic() + 5)
+        blocks = wire.items([key_of(seed) for seed in range(16)], np.full(16, 2 << 20))
+        link.send(Kind.FETCH, wire.fetch(30.0, 0.0, blocks), time.monotonic() + 5)
+        assert eventually(lambda: bool(host.shelf.held))
+        if leaves:
+            link.close()
+        assert eventually(lambda: not host.shelf.held)
+        assert eventually(lambda: host.server.usage().get("left") == 1)
+        link.close()
+        desk.write([100], NBYTES)
+        assert desk.read([100]) == [True]
+
+
 def test_what_is_not_there_any_more_is_forgotten_and_the_host_is_not_avoided(arena):
     with far() as host, desk_of(arena, [host]) as desk:
         desk.write([1, 2], NBYTES)
