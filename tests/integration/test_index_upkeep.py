@@ -6,13 +6,19 @@ import time
 
 import pytest
 
+from kvtier.client.local import LocalSession
 from kvtier.errors import SessionUnavailable
+from kvtier.hierarchy.cache import Hierarchy
+from kvtier.hierarchy.checking import Check
 from kvtier.index.base import Life, Replica
 from kvtier.index.entry import pack_body, pack_owner
 from kvtier.index.nodes import NODES
 from kvtier.index.options import RedisIndexOptions
 from kvtier.index.sweep import BATON
+from kvtier.memory.arena import Arena
 from kvtier.testing.index import ALICE, BOB, eventually, key, replica, shows, told
+from kvtier.testing.payloads import key_of
+from tests.hierarchy_fixture import NBYTES, SLOT_NBYTES, save
 from tests.redis_fixture import QUICK, make_redis_index, redis, shared_redis  # noqa: F401
 
 DEAD = Life(9, 5, "dead")
@@ -109,3 +115,42 @@ def test_publication_keeps_its_pace_and_leaves_lookups_alone(make_redis_index): 
     assert time.monotonic() - began > 0.4
     assert not index.needs_publish()
     assert shows(index, 4_999, [Replica(1, 100, 2, 10)])
+
+
+@pytest.fixture(params=[SWEEPING], ids=["swept"])
+def host(make_redis_index, request):  # noqa: F811
+    """A host with 20 blocks, on a real index; swept all the time unless the test says otherwise."""
+    index = make_redis_index(ALICE, options=request.param)
+    arena = Arena.private(40 * SLOT_NBYTES)
+    hierarchy = Hierarchy(arena, {}, index)
+    save(LocalSession(hierarchy), range(20))
+    assert eventually(lambda: not index.needs_publish() and index.flush(1.0))
+    yield hierarchy
+    hierarchy.close()
+
+
+@pytest.mark.parametrize("host", [QUICK], indirect=True, ids=["unswept"])
+def test_what_a_host_and_its_index_do_not_agree_on_is_found_and_mended(host, redis):  # noqa: F811
+    assert Check(host.state, repair=False).run(10.0)["missing"] == 0
+    redis.delete(key_of(3))
+    redis.set(key_of(4), value(ALICE, tier=3, nbytes=NBYTES))
+    said = Check(host.state, repair=False).run(10.0)
+    assert (said["missing"], said["wrong"], said["blocks"], said["complete"]) == (1, 1, 20, True)
+    assert Check(host.state, repair=True).run(10.0)["mended"] == 2
+    said = Check(host.state, repair=False).run(10.0)
+    assert (said["missing"], said["wrong"], said["stale"]) == (0, 0, 0)
+
+
+def test_an_entry_without_a_block_goes_by_itself_when_a_sweep_meets_it(host, redis):  # noqa: F811
+    redis.set(key(77), value(ALICE))
+    redis.set(key(78), value(BOB, ALICE))
+    assert eventually(lambda: not redis.exists(key(77)))
+    assert host.status()["index"]["reconciled"]["stale"] >= 1
+    assert all(replicas for replicas in host.state.index.match([key_of(seed) for seed in range(20)]))
+
+
+def test_everything_is_told_again_after_a_flush(host, redis):  # noqa: F811
+    redis.flushall()
+    held = [key_of(seed) for seed in range(20)]
+    assert eventually(lambda: all(host.state.index.match(held) or [()]))
+    assert Check(host.state, repair=False).run(10.0)["missing"] == 0

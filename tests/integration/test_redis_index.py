@@ -12,8 +12,8 @@ import psutil
 import pytest
 from redis import AuthenticationError, Redis
 
-from kvtier.index.base import Life, Replica
 from kvtier.index.address import RedisAddress
+from kvtier.index.base import Life, Replica
 from kvtier.index.connect import connect
 from kvtier.index.nodes import NODES, preferred_number, register
 from kvtier.index.options import RedisIndexOptions
@@ -71,6 +71,37 @@ def test_a_hung_redis_costs_a_lookup_its_timeout_and_then_nothing(own, alice, st
     assert eventually(lambda: alice.match([key(1)]) == [mine])
     assert eventually(lambda: bool(alice.status()["ok"]))
     assert not alice.needs_publish()
+
+
+@pytest.mark.slow
+def test_a_redis_that_hangs_for_half_a_minute_costs_next_to_nothing(own, stopped):
+    """With the paces that hosts have."""
+    server, _ = own
+    index = connect(server.address, host="alice")
+    held = [(key(number), 2, 10) for number in range(2048)]
+    keys = [key for key, _, _ in held]
+    try:
+        index.publish(held)
+        assert eventually(lambda: index.match(keys) is not None)
+        stopped()
+        waits, began = [], time.monotonic()
+        while time.monotonic() < began + 30:
+            before = time.monotonic()
+            assert index.match(keys) is None
+            waits.append(time.monotonic() - before)
+            index.add([key(len(waits) % 100_000)], 2, [10])
+            time.sleep(0.001)
+        os.kill(server.pid, signal.SIGCONT)
+        waited = [wait for wait in waits if wait > 0.005]
+        assert max(waits) < 0.2, waited  # 20 ms, on a machine that stalls
+        assert sum(waited) < 1.0, waited  # the breaker's few failures, and no more
+        assert index.status()["queued"] <= 65_536
+        back = time.monotonic()
+        assert eventually(lambda: bool(index.status()["ok"]) and index.match(keys) is not None)
+        assert eventually(lambda: index.flush(0.1) or index.needs_publish())
+        assert time.monotonic() - back < 7  # the longest pause is 5 s
+    finally:
+        index.close()
 
 
 def test_updates_told_while_redis_hangs_arrive_afterwards(own, alice, stopped):
