@@ -247,7 +247,8 @@ class Space:
         """
         addresses = self.chain(token_ids, extra=extra).addresses
         placement = self._or(lambda: self.session.where(addresses), Placement(()))
-        self._scope.counters["where_index"] += not placement.complete
+        if not placement.complete:
+            self._scope.counters["where_index"] += 1
         return [
             {
                 "host": place.host,

@@ -62,3 +62,13 @@ def test_what_describes_no_keyspace_is_refused(text, tmp_path):
         Description.read(tmp_path / "k.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         Description.read(tmp_path / "gone.json")
+
+
+def test_an_index_that_does_not_answer_is_counted(cache, space, monkeypatch):
+    space.where(range(4))
+    assert cache.counters["where_index"] == 0
+    index = cache.session._hierarchy.state.index
+    monkeypatch.setattr(index, "others", lambda: True)
+    monkeypatch.setattr(index, "match", lambda _keys: None)
+    assert [place["host"] for place in space.where(range(4))] == ["local"]
+    assert cache.counters["where_index"] == 1
