@@ -92,3 +92,45 @@ def test_sockets_time_out_and_nothing_is_tried_twice():
     connection = RedisAddress("redis://host").client(timeout=0.02).connection_pool.make_connection()
     assert connection.socket_timeout == connection.socket_connect_timeout == 0.02
     assert connection.retry.get_retries() == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "seeds", "service"),
+    [
+        ("redis://h", "", [("h", 6379)], ""),
+        ("redis+sentinel://h1,bob@h2", "sentinel", None, ""),
+        ("redis+sentinel://bob@h1:1,h2/my%20master", "sentinel", [("h1", 1), ("h2", 26379)], "my master"),
+        ("rediss+sentinel://h1/m/3?ssl_ca_certs=/ca", "sentinel", [("h1", 26379)], "m"),
+        ("redis+cluster://h1,[::1]:7000", "cluster", [("h1", 6379), ("::1", 7000)], ""),
+        ("rediss+cluster://bob@h1/0?ssl_ca_certs=/ca", "cluster", [("h1", 6379)], ""),
+        ("redis+cluster://h1/1", "cluster", None, ""),
+        ("redis+cluster://", "cluster", None, ""),
+        ("redis+cluster://h:x", "cluster", None, ""),
+        ("redis+sentinel://h1/m/x", "sentinel", None, ""),
+        ("redis://h?ssl_ca_certs=/ca", "", None, ""),
+        ("rediss://h?ssl_no_such=1", "", None, ""),
+    ],
+)
+def test_a_url_says_which_servers_and_which_master(url, kind, seeds, service):
+    if seeds is None:
+        with pytest.raises(ConfigError):
+            RedisAddress(url)
+        return
+    address = RedisAddress(url)
+    assert (address.kind, address.seeds, address.service) == (kind, seeds, service)
+
+
+def test_clients_of_a_masters_servers_have_its_database_tls_and_credentials(password_file):
+    address = RedisAddress("rediss+sentinel://bob@h1/main/3?ssl_ca_certs=/c%20a.pem", password_file)
+    connection = address.client(0.5, ("::1", 7)).connection_pool.make_connection()
+    assert (connection.host, connection.port, connection.db) == ("::1", 7, 3)
+    assert type(connection).__name__ == "SSLConnection"
+    assert connection.ca_certs == "/c a.pem"
+    assert connection.credential_provider.get_credentials() == ("bob", SECRET)
+
+
+@pytest.mark.parametrize(("query", "proves"), [("", False), ("?sentinel_auth=yes", True)])
+def test_sentinels_get_the_password_only_when_the_url_says_so(password_file, query, proves):
+    address = RedisAddress(f"redis+sentinel://h1/main{query}", password_file)
+    connection = address.sentinel(0.5, ("h1", 26379)).connection_pool.make_connection()
+    assert (connection.credential_provider is not None) == proves
