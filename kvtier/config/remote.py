@@ -13,7 +13,7 @@ from kvtier.config import machine
 from kvtier.errors import ConfigError
 
 _LISTEN = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+):(?P<port>\d{1,5})")
-LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
 
 
 def _default_tokens_file() -> str:
@@ -55,7 +55,7 @@ class RemoteConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError("remote.cert and remote.key go together, and remote.client_ca needs both")
         if self.listen and not (_LISTEN.fullmatch(self.listen) and 0 <= self.address[1] <= 65535):
             raise ConfigError(f'remote.listen is {self.listen!r}; set it to "address:port", such as "0.0.0.0:7070"')
-        if self.listen and not self.cert and not self.insecure and not LOOPBACK.fullmatch(self.address[0]):
+        if self.listen and not self.cert and not self.insecure and not _LOOPBACK.fullmatch(self.address[0]):
             raise ConfigError(
                 f"remote.listen is {self.listen}, where tokens and KV would be plain text: set remote.cert and "
                 "remote.key, or listen on 127.0.0.1, or write insecure = true"

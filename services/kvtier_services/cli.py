@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="The configuration file, kvtier.toml.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+token_app = typer.Typer(help="Tokens of clients on other hosts: see docs/remote.md.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
 index_app = typer.Typer(help="Which host holds which block, as the fleet's index has it.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
 
@@ -276,6 +278,50 @@ def check(
             typer.echo(line)
     if not compared.well:
         raise typer.Exit(1)
+
+
+@token_app.command("add")
+def token_add(
+    name: Annotated[str, typer.Argument(help="Of the token, for people.")],
+    config: ConfigOption = None,
+    *,
+    tenant: Annotated[str, typer.Option(help="Tenant that it belongs to; one of the same name unless given.")] = "",
+    admin: Annotated[bool, typer.Option("--admin", help="It may evict, move and look at what others have.")] = False,
+    cpu: Annotated[str, typer.Option(help="Bytes of the CPU tier that the tenant may take on a host; 0: any.")] = "",
+    pinned: Annotated[str, typer.Option(help="Bytes of them that it may pin; 0: any.")] = "",
+    requests: Annotated[float | None, typer.Option(help="Calls a second that it may make; 0: any.", min=0)] = None,
+) -> None:
+    """Print a new token, once. Hosts that run know it within a second."""
+    from kvtier.config import load
+    from kvtier_services.gateway import tokens
+
+    path = load(config).remote.tokens
+    quota = tokens.quota_of(path, tenant or name, cpu=cpu, pinned=pinned, requests=requests)
+    typer.echo(tokens.add(path, name, tenant=tenant, admin=admin, quota=quota))
+
+
+@token_app.command("revoke")
+def token_revoke(name: Annotated[str, typer.Argument(help="Of the token.")], config: ConfigOption = None) -> None:
+    """Let a token be good for nothing; hosts that run end its sessions within a second."""
+    from kvtier.config import load
+    from kvtier_services.gateway import tokens
+
+    tokens.revoke(load(config).remote.tokens, name)
+
+
+@token_app.command("list")
+def token_list(config: ConfigOption = None) -> None:
+    """Show whose tokens there are, with their tenants' quotas. Neither tokens nor salts are shown."""
+    from kvtier.config import load
+    from kvtier_services.gateway import tokens
+
+    known = tokens.read(load(config).remote.tokens)
+    for one in known.tokens:
+        quota = known.tenants[one.tenant].quota
+        limits = [f"cpu {_size(quota.cpu)}"] * bool(quota.cpu) + [f"pinned {_size(quota.pinned)}"] * bool(quota.pinned)
+        limits += [f"{quota.requests:g} requests a second"] * bool(quota.requests)
+        admin = " (admin)" if one.admin else ""
+        typer.echo(f"{one.name}: tenant {one.tenant}{admin}; {', '.join(limits) or 'no quota'}")
 
 
 @config_app.command()

@@ -12,15 +12,18 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from redis.exceptions import RedisError
 
-from kvtier.config import Config, Size
+from kvtier.client.remote import is_loopback
+from kvtier.config import Config, RemoteConfig, Size
+from kvtier.config.schema import folder as absolute
 from kvtier.errors import ConfigError
 from kvtier.index.address import RedisAddress
 from kvtier.index.connect import reach
@@ -28,10 +31,14 @@ from kvtier.memory import limits
 from kvtier.memory.pinning import cuda_present
 from kvtier_services import redis_server
 from kvtier_services.cluster import look
+from kvtier_services.gateway import tokens
+from kvtier_services.gateway.tls import Certificate
 from kvtier_services.settings import Settings
 
 PACKAGES = ("ray", "torch", "numpy", "numba", "grpcio", "redis", "msgspec", "prometheus-client")
 OPEN_FILES = 4096
+EXPIRING = 14 * 86_400.0
+"""Seconds that a certificate must hold yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ def checks(config: Config) -> Iterator[Check]:
     yield _gpu(settings)
     yield _redis(config)
     yield from _ray(config)
+    yield from _remote(config)
     yield from _ports(config, runs=runs)
 
 
@@ -240,6 +248,9 @@ def _ray(config: Config) -> Iterator[Check]:
 def _ports(config: Config, *, runs: bool) -> Iterator[Check]:
     wanted = [("ray.port", "", config.ray.port)] if not config.ray.address else []
     wanted.append(("metrics.port", config.metrics.host, config.metrics.port))
+    if config.remote.listen:
+        host, port = config.remote.address
+        wanted += [("remote.listen", host, port), ("remote.bulk_port", host, config.remote.bulk)]
     for name, host, port in wanted:
         if not port:
             yield Check("ok", name, "any free one")
@@ -251,6 +262,44 @@ def _ports(config: Config, *, runs: bool) -> Iterator[Check]:
             )
         else:
             yield Check("ok", name, f"{port} is free")
+
+
+def _remote(config: Config) -> Iterator[Check]:
+    remote = config.remote
+    if not remote.listen:
+        return
+    host, _ = remote.address
+    open_to = "loopback only" if is_loopback(host) else "other hosts"
+    if not remote.cert:
+        how = Check("ok", "remote", f"{remote.listen}, plain text, {open_to}")
+        yield how if is_loopback(host) else replace(how, level="warn", fix="set remote.cert and remote.key")
+    else:
+        yield _certificate(remote)
+    try:
+        known = tokens.read(remote.tokens)
+    except ConfigError as exc:
+        yield Check("fail", "tokens", str(exc), "`chmod 600` it, or write it anew with `kvtier token add`")
+    else:
+        found = f"{len(known.tokens)} in {remote.tokens}"
+        yield Check(
+            "ok" if known.tokens else "warn", "tokens", found, "" if known.tokens else "`kvtier token add NAME`"
+        )
+
+
+def _certificate(remote: RemoteConfig) -> Check:
+    """Whether certificate and key go together, and for how long."""
+    files = [absolute(name) if name else None for name in (remote.cert, remote.key, remote.client_ca)]
+    cert, key, client_ca = files
+    if cert is None or key is None:
+        return Check("fail", "remote", "there is no certificate", "set remote.cert and remote.key")
+    try:
+        left = Certificate(cert, key, client_ca).expires() - time.time()
+    except ConfigError as exc:
+        return Check("fail", "remote", str(exc), "name PEM files that go together")
+    found = f"{remote.listen}, {cert} holds for {left / 86_400:.0f} days"
+    if left < EXPIRING:
+        return Check("warn" if left > 0 else "fail", "remote", found, "renew it: hosts that run take the new one over")
+    return Check("ok", "remote", found)
 
 
 def _busy(host: str, port: int) -> str:

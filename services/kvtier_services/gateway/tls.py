@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -50,6 +52,23 @@ class Certificate:
                 "files that go together"
             ) from exc
 
+    def expires(self) -> float:
+        """Seconds since the epoch after which nobody takes the certificate.
+
+        Raises:
+            ConfigError: as `read`, or nobody takes it now.
+        """
+        self.read()
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server.load_cert_chain(self.cert, self.key)
+        client.load_verify_locations(self.cert)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            return float(ssl.cert_time_to_seconds(_shown(server, client)["notAfter"]))
+        except ssl.SSLError as exc:
+            raise ConfigError(f"remote.cert {self.cert} is good for nothing: {exc}; renew it") from exc
+
 
 class Renewed:
     """What gRPC is to show at each handshake: the files' content, or the last that was whole.
@@ -87,3 +106,14 @@ class Renewed:
             return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.client_ca or None)
 
         return grpc.dynamic_ssl_server_credentials(show(), show, require_client_authentication=asks)
+
+
+def _shown(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
+    """What a client is shown of a server's certificate, in a handshake with itself."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+    for _ in range(8):
+        for end in ends:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return dict(ends[0].getpeercert() or {})

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from kvtier.config import Size
 from kvtier.errors import ConfigError
 from kvtier_services.actors.folders import write_secret
 
@@ -149,6 +150,28 @@ def add(path: Path, name: str, *, tenant: str = "", admin: bool = False, quota: 
     entry = TokenEntry(name, tenant, fingerprint(token), admin)
     write(path, Tokens(known.with_tenant(tenant, quota).tenants, (*known.tokens, entry)))
     return token
+
+
+def quota_of(
+    path: Path, tenant: str, *, cpu: str = "", pinned: str = "", requests: float | None = None
+) -> Quota | None:
+    """The quota of a tenant with these things changed; None when nothing is to be.
+
+    Raises:
+        ConfigError: a size that is none.
+    """
+    if not cpu and not pinned and requests is None:
+        return None
+    known = read(path).tenants.get(tenant)
+    quota = known.quota if known is not None else Quota()
+    try:
+        return Quota(
+            int(Size.parse(cpu)) if cpu else quota.cpu,
+            int(Size.parse(pinned)) if pinned else quota.pinned,
+            quota.requests if requests is None else requests,
+        )
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def revoke(path: Path, name: str) -> None:

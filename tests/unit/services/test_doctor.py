@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from kvtier.config import Config, CpuConfig, GpuConfig, IndexConfig, MetricsConfig, NvmeConfig, RayConfig, Size
+from kvtier.config import (
+    Config,
+    CpuConfig,
+    GpuConfig,
+    IndexConfig,
+    MetricsConfig,
+    NvmeConfig,
+    RayConfig,
+    RemoteConfig,
+    Size,
+)
 from kvtier.errors import ConfigError
 from kvtier_services import doctor
 from kvtier_services.doctor import checks
+from kvtier_services.gateway import tokens
+from tests.remote_fixture import Authority
 
 
 def config_in(folder, **changes) -> Config:
@@ -117,3 +131,35 @@ def test_of_several_devices_one_that_cannot_be_written_to_is_named(tmp_path):
     said = {check.name: check for check in checks(config_in(tmp_path, nvme=nvme)) if check.name.startswith("nvme")}
     assert (said["nvme path"].level, said["nvme space"].level) == ("fail", "ok")
     assert "/proc" in said["nvme path"].found
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """What is found of the remote door with these settings."""
+
+    def remote(**settings):
+        config = config_in(tmp_path, remote=RemoteConfig(tokens_file=str(tmp_path / "tokens.json"), **settings))
+        return {check.name: check for check in checks(config) if check.name in ("remote", "tokens")}
+
+    return remote
+
+
+def test_a_remote_door_without_tokens_or_tls(remote, tmp_path):
+    assert remote() == {}
+    found = remote(listen="127.0.0.1:0")
+    assert (found["remote"].level, found["tokens"].level) == ("ok", "warn")
+    tokens.add(tmp_path / "tokens.json", "alice")
+    found = remote(listen="0.0.0.0:0", insecure=True)
+    assert (found["remote"].level, found["tokens"].level) == ("warn", "ok")
+    (tmp_path / "tokens.json").chmod(0o640)
+    assert remote(listen="127.0.0.1:0")["tokens"].level == "fail"
+
+
+def test_a_certificate_that_ends_soon_or_does_not_fit(remote, tmp_path):
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("host")
+    found = remote(listen="0.0.0.0:0", cert=str(cert), key=str(key))["remote"]
+    assert found.level == "warn"
+    assert re.search(r"holds for [12] days", found.found)
+    _, other = authority.issue("other")
+    assert remote(listen="0.0.0.0:0", cert=str(cert), key=str(other))["remote"].level == "fail"
