@@ -42,7 +42,8 @@ class Check:
         """Compare, in the caller's thread, for at most so long; counts, examples, and whether it was all.
 
         `missing` are blocks that the index lacks, `wrong` those that it has of another tier or size, `stale` entries of
-        this host's without a block, `dead` and `partly_dead` blocks of which only, or also, dead lives tell.
+        this host's without a block, `dead` and `partly_dead` blocks of which only, or also, dead lives tell;
+        `silent` are hosts that were not heard of lately.
 
         Raises:
             SessionUnavailable: the index does not answer.
@@ -58,6 +59,7 @@ class Check:
             "mended": self._mended,
             "complete": complete and settled,
             "needs_publish": state.index.needs_publish(),
+            "silent": sorted(node.host for node in state.index.nodes() if not node.alive),
             "examples": self._examples,
         }
 

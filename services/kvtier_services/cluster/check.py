@@ -62,7 +62,9 @@ class Compared:
         entries, dead, partly = (
             max((int(host.get(kind, 0)) for host in self.hosts), default=0) for kind in ("entries", *OF_ALL)
         )
-        yield f"index: {entries:,} blocks, {dead:,} of dead hosts only, {partly:,} of dead hosts too"
+        silent = sorted({name for host in self.hosts for name in host.get("silent", ())})
+        heard = f"; not heard of lately: {', '.join(silent)}" if silent else ""
+        yield f"index: {entries:,} blocks, {dead:,} of dead hosts only, {partly:,} of dead hosts too{heard}"
 
 
 def check_index(known: Running, seconds: float, *, repair: bool) -> Compared:

@@ -30,6 +30,11 @@ class Actors:
             raise self.trouble
         return {"serving": True, "fault": ""}
 
+    def check_index(self, seconds, how):
+        if self.trouble:
+            raise self.trouble
+        return {"seconds": seconds, "how": how}
+
     def stop(self, flush_seconds, timeout):
         self.stopped = True
         return {"written": 1, "lost": 0}
@@ -256,3 +261,15 @@ async def test_a_ray_that_fails_once_is_asked_again(caplog, monkeypatch):
     await until(lambda: fleet.started == [A])
     assert "GCS away" in caplog.text
     await controller.stop(0.0, 1.0)
+
+
+async def test_hosts_compare_themselves_with_the_index_in_turn_and_share_the_time():
+    fleet = Fleet(A, B)
+    controller = make(fleet)
+    await controller.ready(5.0)
+    first, second = await controller.check_index(10.0, "repair")
+    assert (first["host"], second["host"], second["how"]) == ("a", "b", "repair")
+    assert 4.0 < first["seconds"] <= 5.0
+    assert 9.0 < second["seconds"] <= 10.0
+    fleet.actors["a"].trouble = TimeoutError("hangs")
+    assert ["fault" in answer for answer in await controller.check_index(10.0, "check")] == [True, False]
