@@ -36,7 +36,7 @@ class Asking:
         self._socket: zmq.Socket[bytes] | None = None
 
     def since(self, number: int) -> list[tuple[int, bytes]]:
-        """Batches from this number on that the publisher still has, as (number, payload).
+        """Batches from this number on that the publisher still has, as (number, payload); some of them, if many.
 
         Raises:
             SessionUnavailable: nobody answers.

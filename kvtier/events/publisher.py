@@ -22,6 +22,8 @@ INTERVAL = 0.05
 RING_NBYTES = 64 << 20
 SLOW = 256
 """Batches that one subscriber may have queued; what it does not take then it misses."""
+REPLAY, REPLAY_NBYTES = 1024, 16 << 20
+"""Batches of one answer to who missed some, and bytes of them; for more he asks again."""
 PART = 1024
 """Rows of the table in one part of a dump."""
 LINGER = 200
@@ -69,7 +71,7 @@ class Publisher:
         with state.lock:
             state.publishing = self.status
         try:
-            self._listen(endpoint, replay_endpoint, buffer)
+            self._listen(endpoint, replay_endpoint)
         except zmq.ZMQError as exc:
             self.fault = f"no events: cannot listen on {endpoint}: {exc.strerror}; set events.endpoint to a free one"
             self._shut()
@@ -96,9 +98,9 @@ class Publisher:
         self._closing.set()
         self._thread.join()
 
-    def _listen(self, endpoint: str, replay_endpoint: str, buffer: int) -> None:
+    def _listen(self, endpoint: str, replay_endpoint: str) -> None:
         self._out.sndhwm = SLOW
-        self._asked.sndhwm = buffer + 1  # a replay of all there is; batches are shared, not copied, among those who ask
+        self._asked.sndhwm = REPLAY + 1  # who asks and does not take the answer has no more than one waiting
         self._asked.maxmsgsize = REQUEST_NBYTES
         for socket in (self._out, self._asked):
             socket.ipv6 = "[" in endpoint
@@ -143,7 +145,8 @@ class Publisher:
         who, _, request = frames
         if len(request) == len(END):
             self._counts["replays"] += 1
-            for number, payload in self._ring.since(int.from_bytes(request, "big")):
+            wanted = int.from_bytes(request, "big")
+            for number, payload in self._ring.since(wanted, batches=REPLAY, nbytes=REPLAY_NBYTES):
                 self._reply(who, self._topic, numbered(number), payload)
             self._reply(who, b"", END, b"")
         elif request == LAST:

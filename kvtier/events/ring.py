@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 
 class Ring:
@@ -44,8 +45,20 @@ class Ring:
         self._kept.clear()
         self._nbytes = 0
 
-    def since(self, number: int) -> list[tuple[int, bytes]]:
-        """Those from this number on that are still there; all, when it is from a life on a clock that was ahead."""
+    def since(self, number: int, *, batches: int = 1 << 62, nbytes: int = 1 << 62) -> list[tuple[int, bytes]]:
+        """Those from this number on that are still there; all, when it is from a life on a clock that was ahead.
+
+        Args:
+            number: of the first that is wanted.
+            batches: how many at most.
+            nbytes: bytes of them at most; one comes in any case.
+        """
         oldest = self.last - len(self._kept) + 1
         missing = max(0, number - oldest) if number <= self.last + 1 else 0
-        return [(oldest + i, payload) for i, payload in enumerate(self._kept) if i >= missing]
+        found: list[tuple[int, bytes]] = []
+        for i, payload in enumerate(islice(self._kept, missing, min(missing + batches, len(self._kept))), missing):
+            nbytes -= len(payload)
+            if nbytes < 0 and found:
+                break
+            found.append((oldest + i, payload))
+        return found

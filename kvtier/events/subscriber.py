@@ -19,6 +19,8 @@ from kvtier.events.schema import AnyEvent, decode
 
 RETRY = 0.5
 """Seconds between attempts to reach a publisher that does not answer."""
+MANY = 256
+"""Batches in an answer behind which there may be more."""
 QUEUED = 10_000
 """Batches that may wait here while the caller is busy."""
 
@@ -32,7 +34,8 @@ class Batch:
         ts: when it was published, seconds since the epoch.
         events: in the order in which they happened.
         fresh: forget what was known of this host; what it has follows, in this batch and those behind it.
-        missed: batches before this one that are lost for good; only without dumps.
+        missed: numbers before this one that are not to be had: batches that are lost, or another life of the host; only
+            without dumps.
     """
 
     seq: int
@@ -89,7 +92,7 @@ class Subscriber:
     ) -> None:
         self.fault = ""
         self._clock, self._check, self._dumps = clock, check, dump
-        self._last = -1 if since is None else since - 1
+        self._last = -1 if since is None else max(0, since) - 1
         self._live = -1
         """Number of the last that came by itself: those only grow while the publisher lives."""
         self._need = _Need.CHECK if since is not None else _Need.DUMP if dump else _Need.BEGIN
@@ -191,7 +194,7 @@ class Subscriber:
 
     def _replay(self) -> None:
         kept = self._asking.since(self._last + 1)
-        heard, self._need = self._need is _Need.REPLAY, _Need.NOTHING
+        heard, self._need = self._need is _Need.REPLAY, _Need.NOTHING if len(kept) < MANY else _Need.CHECK
         for seq, payload in kept:
             if seq != self._last + 1:
                 self._lose(seq, missed=max(0, seq - self._last - 1), fresh=seq <= self._last)

@@ -144,7 +144,7 @@ def _reachable(endpoint: str) -> str:
 def _told(batch: Batch, *, json: bool) -> Iterator[str]:
     if batch.missed or batch.fresh:
         said = {"seq": batch.seq, "ts": batch.ts, "missed": batch.missed, "fresh": batch.fresh}
-        text = f"{batch.missed} batches were lost" if batch.missed else "what the host has from here on:"
+        text = "what came before is lost, or the host began anew" if batch.missed else "what the host has from here on:"
         yield msgspec.json.encode(said).decode() if json else text
     for event in batch.events:
         yield _json(batch, event) if json else _text(batch, event)

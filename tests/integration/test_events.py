@@ -124,6 +124,21 @@ def test_who_was_away_gets_what_he_missed(host):
             assert not any(batch.fresh or batch.missed for batch in batches)
 
 
+def test_who_missed_more_than_one_answer_holds_asks_again(host, monkeypatch):
+    monkeypatch.setattr("kvtier.events.publisher.REPLAY", 2)
+    monkeypatch.setattr("kvtier.events.subscriber.MANY", 2)
+    session, view = host.session(), View()
+    with publisher_of(host) as publisher:
+        last = publisher.status()["last"]
+        for seed in range(5):
+            save(session, range(seed + 1))
+            assert eventually(lambda n=seed: publisher.status()["last"] > last + n)
+        with follow(publisher, since=last + 1, check=60.0) as subscriber:
+            batches = drain(subscriber, view, lambda: has(view, range(5)))
+            assert [batch.seq for batch in batches] == list(range(last + 1, last + 6))
+            assert not any(batch.fresh or batch.missed for batch in batches)
+
+
 def test_who_was_away_too_long_gets_a_dump(host):
     session, view = host.session(), View()
     with publisher_of(host, buffer=2) as publisher:

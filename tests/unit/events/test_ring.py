@@ -28,6 +28,14 @@ def test_the_oldest_leave_by_number_and_by_size():
     assert ring(b"a", b"b" * 200).since(10) == [(11, b"b" * 200)]
 
 
+def test_an_answer_may_be_a_part():
+    held = ring(b"a" * 10, b"b" * 10, b"c" * 10)
+    assert held.since(10, batches=2) == [(10, b"a" * 10), (11, b"b" * 10)]
+    assert held.since(11, nbytes=15) == [(11, b"b" * 10)]
+    assert held.since(11, nbytes=5) == [(11, b"b" * 10)]
+    assert held.since(12, batches=5) == [(12, b"c" * 10)]
+
+
 def test_what_was_skipped_is_a_hole_that_shows():
     held = ring(b"a")
     held.skip()

@@ -28,6 +28,18 @@ def test_a_saved_chain_is_one_run_behind_its_parent():
         assert news.take() == ([], False)
 
 
+def test_lookups_and_refused_saves_tell_nothing():
+    with Host() as host:
+        session, news = host.session(), follow(host)
+        save(session, range(3))
+        news.take()
+        session.release(session.match(keys(range(4)), 0.0).lease)
+        save(session, range(3))
+        session.inspect(keys(range(3)))
+        session.where(keys(range(3)))
+        assert (news.waiting, news.take()) == (0, ([], False))
+
+
 def test_every_tier_is_told_of_by_itself():
     with Host() as host:
         session, news = host.session(), follow(host)
