@@ -171,7 +171,7 @@ def events(
     ] = "",
     *,
     dump: Annotated[bool, typer.Option("--dump", help="What the host has now, and no more.")] = False,
-    since: Annotated[int | None, typer.Option(help="Begin with this batch, if it is still kept.")] = None,
+    since: Annotated[int | None, typer.Option(help="Begin with this batch, if it is still kept.", min=0)] = None,
     config: ConfigOption = None,
     json: Annotated[bool, typer.Option("--json", help="For machines: an object a line.")] = False,
 ) -> None:
