@@ -38,9 +38,14 @@ def patiently(patch: pytest.MonkeyPatch) -> None:
 
 
 class Fleet:
-    """A store, a network, and hosts `a`, `b`, ... that are made when they are asked for."""
+    """A store, a network, and hosts `a`, `b`, ... that are made when they are asked for.
 
-    def __init__(self) -> None:
+    Args:
+        patience: seconds that one host waits until another has brought up what it asks for.
+    """
+
+    def __init__(self, patience: float = 1.0) -> None:
+        self.patience = patience
         self.store, self.network = LocalStore(), Network()
         self.hosts: dict[str, FleetHost] = {}
 
@@ -63,7 +68,7 @@ class FleetHost(Host):
         self.now, self.name, self.door = 1000.0, name, f"{name}:1"
         self.arena = Arena.private(blocks * SLOT_NBYTES)
         self.nvme, self.gpu = None if nvme is None else TestTier(self.arena, nvme), None
-        self.peers = MemoryPeers(self.arena, fleet.network, self.door)
+        self.peers = MemoryPeers(self.arena, fleet.network, self.door, patience=fleet.patience)
         self.index = Index(fleet.store, fleet.store.register(name, self.door))
         tiers = {TierNumber.PEER: self.peers} | ({TierNumber.NVME: self.nvme} if self.nvme else {})
         self.hierarchy = Hierarchy(self.arena, tiers, self.index, limits=limits, clock=lambda: self.now)

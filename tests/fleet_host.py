@@ -72,7 +72,7 @@ class FleetHost:
 
     def status(self) -> dict[str, object]:
         """Of hierarchy and peers."""
-        return self.hierarchy.status() | {"peers": self.peers.status()}
+        return self.hierarchy.status() | {"lending": self.peers.status()}
 
     def close(self) -> None:
         """Stop."""

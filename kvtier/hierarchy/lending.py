@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvtier.block import PAGE, slot_nbytes
 from kvtier.hierarchy.ledger import PEERS, Lease
 from kvtier.hierarchy.limits import Limits
-from kvtier.hierarchy.seeking import ABROAD, PeerRoutes
+from kvtier.hierarchy.seeking import ABROAD
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
 from kvtier.index.base import Replica
@@ -97,15 +97,15 @@ class Lending:
         state = self._state
         nodes = {node.node: node for node in state.index.nodes() if node.alive and node.door == door}
         with state.lock:
-            new = self._wanted(keys, nbytes) if nodes and TierNumber.PEER in state.tiers else []
-            if not new:
+            others = state.others
+            new = self._wanted(keys, nbytes) if nodes else []
+            if not new or others is None:
                 state.stats.offers["declined"] += len(keys)
                 return 0
             self._taking += 1
         node = next(iter(nodes.values()))
         replicas = [(Replica(node.node, node.incarnation, TierNumber.CPU, size),) for _, size in new]
-        routes: PeerRoutes = state.tiers[TierNumber.PEER]  # type: ignore[assignment]
-        routes.found([key for key, _ in new], replicas, nodes)
+        others.found([key for key, _ in new], replicas, nodes)
         with state.lock:
             rows = [state.learn(key, size) for key, size in new if state.row(key) is None]
             state.enter(rows, TierNumber.PEER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -41,6 +42,7 @@ def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
 def status(state: State) -> dict[str, Any]:
     """Tiers, counters, sessions and index of this host, as plain values."""
     now = state.clock()
+    peers = _peers(state)
     usages = {number: _usage(tier) for number, tier in state.tiers.items() if number in OWN}
     with state.lock:
         masks = state.table.tiers[list(state.table.rows.values())] if state.table.rows else np.zeros(0, np.uint8)
@@ -69,10 +71,22 @@ def status(state: State) -> dict[str, Any]:
             "held": [asdict(held) for held in state.ledger.held(now)[:HELD]],
             "bandwidth": {_name(t): 1 / slow for t in TierNumber if (slow := state.pace.slowness(t, now))},
             "admission": {"selective": state.admission.selective, "refused": dict(state.admission.refused)},
+            "peers": peers,
             "index": state.index.status(),
             "events": state.publishing() if state.publishing else None,
             **state.stats.as_dict(),
         }
+
+
+def _peers(state: State) -> dict[str, Any] | None:
+    """What was fetched from other hosts, and how each of them fares; None where there can be none."""
+    others = state.others
+    if others is None:
+        return None
+    usage, hosts = _usage(others), []
+    with suppress(ClosedError):
+        hosts = [asdict(host) for host in others.status()]
+    return {"fault": usage.fault, "counters": usage.counters, "hosts": hosts}
 
 
 def _usage(tier: Tier) -> TierUsage:

@@ -7,11 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import filterfalse, islice, takewhile
-from typing import Protocol
 
 from kvtier.hierarchy.state import State
-from kvtier.index.base import Node, Replica
-from kvtier.tiers.base import Tier, TierNumber
+from kvtier.index.base import Replica
+from kvtier.tiers.base import TierNumber
 
 LOOKUP = 0.03
 """Seconds that one who may wait, waits for a lookup; the index itself gives up sooner."""
@@ -27,14 +26,6 @@ STALE = 5.0
 """Seconds after which what was heard of other hosts, and not fetched, is forgotten: they may have dropped it."""
 SHUN = 2.0
 """Seconds for which a block that could not be fetched is not looked up again."""
-
-
-class PeerRoutes(Tier, Protocol):
-    """The tier of all other hosts."""
-
-    def found(self, keys: Sequence[bytes], replicas: Sequence[tuple[Replica, ...]], nodes: dict[int, Node]) -> None:
-        """Remember, for `read`, where these are."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +87,7 @@ class Seeker:
             then: called when the table knows what was found, in the thread that looked.
         """
         state = self._state
-        if not keys or TierNumber.PEER not in state.tiers or not state.index.others():
+        if not keys or state.others is None or not state.index.others():
             return Sought()
         known, now = state.table.rows, state.clock()
         seeks: dict[Seek, None] = {}
@@ -165,7 +156,7 @@ class Seeker:
 
     def _ask(self, keys: list[bytes]) -> dict[bytes, int] | None:
         """Payload bytes of what live hosts have of these; None when the index does not answer."""
-        index, tier = self._state.index, self._state.tiers[TierNumber.PEER]
+        index, others = self._state.index, self._state.others
         answer: list[tuple[Replica, ...]] | None = index.match(keys)
         if answer is None:
             return None
@@ -175,9 +166,8 @@ class Seeker:
             live = tuple(replica for replica in replicas if replica.node in nodes)
             if live:
                 there.append((key, live))
-        if there:
-            routes: PeerRoutes = tier  # type: ignore[assignment]
-            routes.found([key for key, _ in there], [replicas for _, replicas in there], nodes)
+        if there and others is not None:
+            others.found([key for key, _ in there], [replicas for _, replicas in there], nodes)
         return {key: replicas[-1].nbytes for key, replicas in there}
 
     def _learn(self, chain: list[bytes], found: dict[bytes, int]) -> None:

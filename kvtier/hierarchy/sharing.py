@@ -6,13 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvtier.hierarchy.state import State
-from kvtier.index.base import Node
 from kvtier.tiers.base import TierNumber
 
 EVERY = 5.0
@@ -31,14 +28,6 @@ POLL, IDLE = 0.1, 3.0
 
 Block = tuple[bytes, int]
 """Key, and bytes of the payload."""
-
-
-class Offering(Protocol):
-    """Asks other hosts."""
-
-    def offer(self, node: Node, keys: Sequence[bytes], nbytes: NDArray[np.int64], until: float) -> int:
-        """Ask one to fetch blocks from here; how many it will."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +73,7 @@ class Sharing:
 
     def start(self) -> None:
         """Look for hot blocks from now on."""
-        if self._often and TierNumber.PEER in self._state.tiers:
+        if self._often and self._state.others is not None:
             self._thread = threading.Thread(target=self._run, name="kvtier-share", daemon=True)
             self._thread.start()
 
@@ -114,7 +103,7 @@ class Sharing:
         state, until = self._state, self._clock() + seconds
         with state.lock:
             state.draining = True
-            if TierNumber.PEER not in state.tiers:
+            if state.others is None:
                 return HandedOver()
             blocks = self._blocks(_ancestors_first(state, [row for row, _ in self._hottest(0)]))
         rounds = _rounds(self._alone(blocks))
@@ -178,7 +167,9 @@ class Sharing:
     def _offer(self, batch: list[Block], until: float) -> tuple[list[Block], list[Block]]:
         """Offer blocks to one host after the other; those that are taken, and those that nobody takes."""
         state = self._state
-        tier: Offering = state.tiers[TierNumber.PEER]  # type: ignore[assignment]
+        others = state.others
+        if others is None:
+            return [], batch
         nodes = [node for node in state.index.nodes() if node.alive and node.door and node.node != state.index.node]
         left, self._turn = batch, self._turn + 1
         for place in range(len(nodes)):
@@ -186,7 +177,7 @@ class Sharing:
                 break
             keys, nbytes = [key for key, _ in left], np.array([size for _, size in left], np.int64)
             # It takes the first ones, as many as it has room for.
-            left = left[tier.offer(nodes[(self._turn + place) % len(nodes)], keys, nbytes, until) :]
+            left = left[others.offer(nodes[(self._turn + place) % len(nodes)], keys, nbytes, until) :]
         taken = batch[: len(batch) - len(left)]
         with state.lock:
             state.stats.offers["made"] += len(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from kvtier.hierarchy.pace import Pace
 from kvtier.hierarchy.stats import Stats
 from kvtier.hierarchy.table import BlockTable
 from kvtier.index.base import Index
+from kvtier.peers.base import OtherHosts
 from kvtier.tiers.base import OWN, Inventory, Tier, TierNumber
 from kvtier.tiers.cpu import CpuTier
 
@@ -96,6 +97,11 @@ class State:
         """Whether old blocks are being written down to NVMe because the CPU tier is full."""
         self.writes = {tier: threading.Lock() for tier in self.tiers}
         """One writer a tier, so that what it says it dropped is heard in order. Taken before `lock`."""
+
+    @property
+    def others(self) -> OtherHosts | None:
+        """All other hosts; None where there can be none."""
+        return cast("OtherHosts | None", self.tiers.get(TierNumber.PEER))
 
     def pinned(self, row: int) -> bool:
         """Whether somebody besides the table refers to the block's slot."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers.base import Slots
+from kvtier.index.base import Node, Replica
+from kvtier.tiers.base import Slots, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +58,47 @@ class Lender(Protocol):
         Returns:
             How many will be fetched, by a background thread; 0 where there is no room, or no interest.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How another host fares.
+
+    Attributes:
+        host: its name.
+        door: where it is reached.
+        blocks: payloads that came from it.
+        bytes: of these.
+        under_way: bytes that are being fetched.
+        bytes_per_second: on one link, of late; 0 when nothing came.
+        links: that are open.
+        avoided: seconds for which it is not asked; 0 when it is.
+        fault: what failed last, while nothing has succeeded since; empty when it is well.
+    """
+
+    host: str
+    door: str
+    blocks: int
+    bytes: int
+    under_way: int
+    bytes_per_second: float
+    links: int
+    avoided: float
+    fault: str
+
+
+class OtherHosts(Tier, Protocol):
+    """All other hosts as a tier, which is only read."""
+
+    def found(self, keys: Sequence[bytes], replicas: Sequence[tuple[Replica, ...]], nodes: Mapping[int, Node]) -> None:
+        """Remember, for `read`, where these are; `nodes`: the other hosts, by number."""
+        ...
+
+    def offer(self, node: Node, keys: Sequence[bytes], nbytes: NDArray[np.int64], until: float) -> int:
+        """Ask another host to fetch blocks from here by itself; how many it will."""
+        ...
+
+    def status(self) -> list[PeerStatus]:
+        """How each host fares that was asked, or may be."""
         ...

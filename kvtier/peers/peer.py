@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from kvtier.errors import OverQuota
 from kvtier.index.breaker import Breaker
+from kvtier.peers.base import PeerStatus
 from kvtier.peers.dial import Dialer
 from kvtier.peers.link import Link
 
@@ -20,33 +20,6 @@ LEAST_NBYTES = 1 << 20
 """Smaller transfers say more about calls than about bandwidth."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds for which a host that failed is avoided, at first and at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerStatus:
-    """How another host fares.
-
-    Attributes:
-        host: its name.
-        door: where it is reached.
-        blocks: payloads that came from it.
-        bytes: of these.
-        under_way: bytes that are being fetched.
-        bytes_per_second: on one link, of late; 0 when nothing came.
-        links: that are open.
-        avoided: seconds for which it is not asked; 0 when it is.
-        fault: what failed last, while nothing has succeeded since; empty when it is well.
-    """
-
-    host: str
-    door: str
-    blocks: int
-    bytes: int
-    under_way: int
-    bytes_per_second: float
-    links: int
-    avoided: float
-    fault: str
 
 
 class Peer:

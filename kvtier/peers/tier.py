@@ -15,11 +15,12 @@ from kvtier.errors import ClosedError, KVTierError, ProtocolMismatch
 from kvtier.index.base import Node, Replica
 from kvtier.memory.arena import Arena
 from kvtier.peers import wire
+from kvtier.peers.base import PeerStatus
 from kvtier.peers.book import Book
 from kvtier.peers.choose import Want
 from kvtier.peers.dial import Dialer
 from kvtier.peers.fetcher import Fetcher, FetchLimits
-from kvtier.peers.peer import Peer, PeerStatus
+from kvtier.peers.peer import Peer
 from kvtier.peers.tls import Tls, TlsFiles
 from kvtier.peers.wire import Kind
 from kvtier.tiers.base import STORED, Inventory, Slots, TierUsage

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.block import verify_payload
 from kvtier.errors import CorruptPayload
 from kvtier.index.base import Node, Replica
 from kvtier.memory.arena import Arena
-from kvtier.peers.base import Lender
+from kvtier.peers.base import Lender, PeerStatus
 from kvtier.tiers.base import STORED, Inventory, Slots, TierUsage
 
 
@@ -58,11 +59,15 @@ class MemoryPeers:
         for key, some in zip(keys, replicas, strict=True):
             self._routes[key] = [nodes[replica.node].door for replica in some if replica.node in nodes]
 
-    def offer(self, node: Node, keys: Sequence[bytes], nbytes: Sequence[int], until: float) -> int:
+    def offer(self, node: Node, keys: Sequence[bytes], nbytes: NDArray[np.int64], until: float) -> int:
         del until
         self.calls["offer"] += 1
         lender = self._lender(node.door)
-        return lender[0].offered(self._door, keys, np.asarray(nbytes, np.int64), self._door) if lender else 0
+        return lender[0].offered(self._door, keys, np.asarray(nbytes), self._door) if lender else 0
+
+    def status(self) -> list[PeerStatus]:
+        doors = sorted(set(self._network.hosts) - {self._door})
+        return [PeerStatus(door, door, 0, 0, 0, 0.0, 0, float(door in self._network.unreachable), "") for door in doors]
 
     def write(self, keys: Sequence[bytes], slots: Slots) -> list[bool]:
         del slots

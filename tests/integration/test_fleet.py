@@ -86,10 +86,12 @@ def test_what_one_host_saved_is_a_hit_on_the_other(fleet):
     assert b.status()["hits"]["peer"] == COUNT
     assert b.load(range(COUNT), 0.0) == COUNT
     assert b.status()["hits"]["cpu"] >= COUNT
+    (peer,) = b.status()["peers"]["hosts"]
+    assert (peer["host"], peer["blocks"], peer["fault"]) == ("a", COUNT, "")
     lent = a.tell("status")
     assert lent["lent"] == COUNT
     assert (lent["leases"], lent["held"]) == (0, [])
-    assert lent["peers"]["served"]["blocks"] == COUNT
+    assert lent["lending"]["served"]["blocks"] == COUNT
 
 
 def test_a_host_that_is_killed_while_it_gives_is_a_miss(fleet):

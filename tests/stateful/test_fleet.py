@@ -42,7 +42,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.patch.setattr(Mover, "start", lambda mover, chores: None)
         self.patch.setattr(lending, "QUEUE", 0.0)
         patiently(self.patch)
-        self.fleet = Fleet()
+        self.fleet = Fleet(patience=0.05)
         self.disk = 1 << 20 if disks else None
         self.hosts = {name: self.fleet.host(name, BLOCKS, nvme=self.disk, limits=LIMITS) for name in NAMES}
         self.sessions = {name: host.session() for name, host in self.hosts.items()}
@@ -112,7 +112,7 @@ class FleetMachine(RuleBasedStateMachine):
     def lend(self, who, branch, length):
         """To a third host, which may hold it for long."""
         seeds = chain_of(branch)[:length]
-        lent = self.hosts[who].hierarchy.lending.lend("c", keys(seeds), np.full(length, NBYTES, np.int64), 1.0)
+        lent = self.hosts[who].hierarchy.lending.lend("c", keys(seeds), np.full(length, NBYTES, np.int64), 0.05)
         if lent.lease:
             self.lent.append((who, lent))
         for seed, offset in zip(seeds, lent.slots.offsets.tolist(), strict=True):

@@ -95,7 +95,7 @@ class Peers(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """How it fares, as plain values."""
+        """How serving them fares, as plain values."""
         ...
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class CpuTierActor:
             "door": _counts(self._door.tally) if self._door else None,
             "remote": self._door.remote() if self._door else None,
             "hands": self._hands.status() if self._hands else [],
-            "peers": self._peers.status() if self._peers and hierarchy else None,
+            "peers": self._peers.status() if self._peers else None,
             "hierarchy": await asyncio.to_thread(status_of, hierarchy) if hierarchy else None,
         }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +84,11 @@ class Peers:
         self._late.lender = lender
 
     def status(self) -> dict[str, Any]:
-        """How it fares, as plain values."""
-        usage = self.tier.usage()
+        """How serving them fares, as plain values; how fetching does, says the hierarchy's status."""
         return {
             "door": self.door,
-            "fault": self._fault or usage.fault,
-            "fetched": usage.counters,
+            "fault": self._fault,
             "served": self._server.usage() if self._server else {},
-            "peers": [asdict(peer) for peer in self.tier.status()],
         }
 
     def close(self) -> None:

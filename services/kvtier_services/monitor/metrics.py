@@ -106,6 +106,8 @@ class HostCollector(Collector):
         yield _moves("kvtier_moved_bytes", "Bytes moved between tiers.", status["moved_nbytes"])
         for what in ("load", "save"):
             yield _histogram(what, status["seconds"].get(what))
+        if status["peers"]:
+            yield from _peers(status)
         yield from _index(status["index"])
         if status["events"]:
             yield from _events(status["events"])
@@ -176,6 +178,29 @@ def _usage(what: str, labels: list[str], usages: Iterable[tuple[list[str], Statu
         for event, count in usage["counters"].items():
             events.add_metric([*values, event], count)
     return [*families, up, events]
+
+
+PEERS = (
+    ("blocks", "kvtier_peer_fetched_blocks", "Blocks fetched from another host."),
+    ("bytes", "kvtier_peer_fetched_bytes", "Bytes of them."),
+)
+
+
+def _peers(status: Status) -> Iterable[Metric]:
+    """What goes to and comes from other hosts."""
+    hosts, counters = status["peers"]["hosts"], status["peers"]["counters"]
+    for field, name, text in PEERS:
+        yield _counter(name, text, "peer", {one["host"]: one[field] for one in hosts})
+    pace = "How fast blocks come from another host on one connection; 0 when none came of late."
+    yield _labelled(
+        "kvtier_peer_bytes_per_second", pace, "peer", {one["host"]: one["bytes_per_second"] for one in hosts}
+    )
+    up = "Whether another host is asked: 0 while it is avoided because it failed."
+    yield _labelled("kvtier_peer_up", up, "peer", {one["host"]: 0 if one["avoided"] else 1 for one in hosts})
+    yield _counter("kvtier_peer_events", "What became of blocks asked of other hosts, by event.", "event", counters)
+    yield _counter("kvtier_offers", "Blocks in offers between hosts, by what became of them.", "what", status["offers"])
+    yield CounterMetricFamily("kvtier_lent_blocks", "Blocks that other hosts were lent.", value=status["lent"])
+    yield CounterMetricFamily("kvtier_lent_bytes", "Bytes of their slots.", value=status["lent_nbytes"])
 
 
 def _gauge(name: str, text: str, value: float, **labels: str) -> Metric:

@@ -81,6 +81,8 @@ def _host(host: Snapshot, now: float) -> Iterable[RenderableType]:
         if tier["fault"]:
             yield Text(f"{tier['label']}: {tier['fault']}", style="red")
     yield _traffic(hierarchy)
+    if hierarchy["peers"]:
+        yield from _peers(hierarchy, host.get("peers"))
     yield _index(hierarchy["index"])
     if hierarchy.get("events"):
         yield _events(hierarchy["events"])
@@ -150,6 +152,22 @@ def _traffic(status: Snapshot) -> Text:
     for one in status["held"]:
         line.append_text(_held(one))
     return line
+
+
+def _peers(hierarchy: Snapshot, server: Snapshot | None) -> Iterable[Text]:
+    """What goes to and comes from other hosts, and how each of them fares."""
+    lent = f"lent other hosts {hierarchy['lent']:,} blocks, {size(hierarchy['lent_nbytes'])}"
+    yield Text(lent + (f", at {server['door']}" if server and server["door"] else ""))
+    for fault in (server["fault"] if server else "", hierarchy["peers"]["fault"]):
+        if fault:
+            yield Text(fault, style="red")
+    for one in hierarchy["peers"]["hosts"]:
+        pace = f" at {size(one['bytes_per_second'])}/s" if one["bytes_per_second"] else ""
+        text = Text(f"peer {one['host']} {one['door']}  {one['blocks']:,} blocks, {size(one['bytes'])} fetched{pace}  ")
+        if one["avoided"]:
+            yield text.append(f"not asked for {age(one['avoided'])}: {one['fault'] or 'it failed'}", "red")
+        else:
+            yield text.append(one["fault"] or "ok", "yellow" if one["fault"] else "green")
 
 
 def _held(one: Snapshot) -> Text:

@@ -13,6 +13,9 @@ from kvtier.testing.session import CAPACITY, NBYTES, chain, host_over, save
 from kvtier.tiers.base import TierNumber
 from kvtier_services.monitor import metrics
 from kvtier_services.monitor.metrics import Exporter, HostCollector
+from tests.fleet_fixture import Fleet, patiently
+from tests.hierarchy_fixture import SLOT_NBYTES, keys
+from tests.hierarchy_fixture import save as fleet_save
 
 
 @pytest.fixture
@@ -30,9 +33,13 @@ def session(host):
 
 @pytest.fixture
 def value(host):
-    """Of one sample, by its name and labels, as Prometheus reads it."""
+    return reader(host.hierarchy)
+
+
+def reader(hierarchy):
+    """What reads one sample, by its name and labels, as Prometheus does."""
     registry = CollectorRegistry()
-    registry.register(HostCollector(host.hierarchy.status))
+    registry.register(HostCollector(hierarchy.status))
 
     def read(name: str, **labels: str) -> float:
         text = generate_latest(registry).decode()
@@ -157,3 +164,19 @@ def test_events_are_counted_where_there_are_any(host, value):
     host.hierarchy.state.publishing = lambda: counts
     assert (value("kvtier_events_up"), value("kvtier_events_waiting_blocks")) == (1, 5)
     assert (value("kvtier_events_blocks_total"), value("kvtier_events_dumps_total")) == (70, 2)
+
+
+def test_what_goes_from_host_to_host(monkeypatch):
+    patiently(monkeypatch)
+    with Fleet() as fleet:
+        a, b = fleet.host("a"), fleet.host("b")
+        fleet_save(a.session(), range(3))
+        assert len(b.session().match(keys(range(3)), 5.0).slots) == 3
+        fleet.network.unreachable.add(a.door)
+        near, far = reader(b.hierarchy), reader(a.hierarchy)
+        assert near("kvtier_hit_blocks_total", tier="peer") == 3
+        assert near("kvtier_moves_total", source="peer", target="cpu") == 3
+        assert near("kvtier_peer_events_total", event="read") == 1
+        assert (near("kvtier_peer_up", peer=a.door), far("kvtier_peer_up", peer=b.door)) == (0, 1)
+        assert far("kvtier_lent_blocks_total") == 3
+        assert far("kvtier_lent_bytes_total") == 3 * SLOT_NBYTES

@@ -131,3 +131,26 @@ def test_a_host_that_publishes_says_where_or_why_not(snapshot):
     assert "events tcp://127.0.0.1:5557  2,048 blocks told, batch 1234567" in shown(snapshot)
     events["fault"] = "no events: cannot listen on tcp://127.0.0.1:5557"
     assert "no events: cannot listen on tcp://127.0.0.1:5557" in shown(snapshot)
+
+
+PEER = {"host": "far", "door": "10.0.0.2:7071", "blocks": 40, "bytes": 10 << 20, "under_way": 0, "links": 2}
+
+
+def test_other_hosts_are_shown(snapshot):
+    host = snapshot["hosts"][0]
+    well = PEER | {"bytes_per_second": float(800 << 20), "avoided": 0.0, "fault": ""}
+    ill = PEER | {"host": "dead", "bytes_per_second": 0.0, "avoided": 3.0, "fault": "nobody answers"}
+    host["hierarchy"] |= {"lent": 7, "lent_nbytes": 3 << 20}
+    host["hierarchy"]["peers"] = {"fault": "", "counters": {}, "hosts": [well, ill]}
+    host["peers"] = {"door": "10.0.0.1:7071", "fault": "", "served": {}}
+    text = shown(snapshot)
+    for part in (
+        "lent other hosts 7 blocks, 3.0 MiB, at 10.0.0.1:7071",
+        "peer far 10.0.0.2:7071  40 blocks, 10.0 MiB fetched at 800.0 MiB/s  ok",
+        "peer dead 10.0.0.2:7071  40 blocks, 10.0 MiB fetched  not asked for 3 s: nobody answers",
+    ):
+        assert part in text
+
+
+def test_a_host_without_others_does_not_speak_of_them(snapshot):
+    assert "other hosts" not in shown(snapshot)
