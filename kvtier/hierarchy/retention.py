@@ -82,15 +82,15 @@ def of_space(state: State, space: bytes) -> list[bytes]:
     return keys
 
 
-def shed(state: State, spaces: Set[int], nbytes: int) -> int:
+def shed(state: State, spaces: Set[int], nbytes: int, spared: Set[int] = frozenset()) -> int:
     """Take the blocks of these keyspaces that were used longest ago out of the CPU tier; how many bytes that freed.
 
-    What NVMe has stays there. All or nothing, as `EvictionPolicy.victims`.
+    What NVMe has stays there. All or nothing, as `EvictionPolicy.victims`; rows that are spared keep their ancestors.
     """
     table = state.table
 
     def kept(row: int) -> bool:
-        return int(table.space[row]) not in spaces or state.pinned(row)
+        return int(table.space[row]) not in spaces or row in spared or state.pinned(row)
 
     rows = state.policies[TierNumber.CPU].victims(nbytes, kept)
     freed = sum(map(slot_nbytes, table.nbytes[rows].tolist()))

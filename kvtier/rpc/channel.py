@@ -38,6 +38,8 @@ REMOTE_OPTIONS: tuple[tuple[str, int], ...] = (
     # A host that is gone without a word is noticed, and so is a path that swallows everything.
     ("grpc.keepalive_time_ms", 3000),
     ("grpc.keepalive_timeout_ms", 4000),
+    # Of the pings that gRPC sends to measure the path: one that is under way takes the place of those above.
+    ("grpc.http2.ping_timeout_ms", 4000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

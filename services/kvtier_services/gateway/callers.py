@@ -105,8 +105,11 @@ class Tenant:
             raise self._over("sessions", f"{SESSIONS_AT_MOST} sessions")
         self.sessions.add(session)
 
-    def allowance(self, hierarchy: Hierarchy, wanted: int) -> int | None:
-        """Bytes of slots that may be reserved now; None for no limit. Makes room among its own blocks if need be."""
+    def allowance(self, hierarchy: Hierarchy, wanted: int, chain: Sequence[bytes]) -> int | None:
+        """Bytes of slots that may be reserved now; None for no limit.
+
+        Makes room among the tenant's own blocks if need be, but for those of the chain that is saved.
+        """
         quota, state = self.quota.cpu, hierarchy.state
         if not quota:
             return None
@@ -114,9 +117,11 @@ class Tenant:
             spaces = self._numbers(hierarchy)
             left = quota - state.accounts.held(TierNumber.CPU, spaces) - self._reserved(hierarchy)
             if left < wanted <= quota:
-                left += retention.shed(state, spaces, max(wanted - left, quota // HEADROOM)) or retention.shed(
-                    state, spaces, wanted - left
-                )
+                spared, short = frozenset(state.rows(chain)), wanted - left
+                for room in (max(short, quota // HEADROOM), short):
+                    if freed := retention.shed(state, spaces, room, spared):
+                        left += freed
+                        break
         if left < wanted:
             self.refused["cpu"] += 1
         return max(0, left)

@@ -257,7 +257,7 @@ class Calls(DoorServicer):
         if caller.tenant is not None and caller.tenant.quota.cpu:
             known = hierarchy.state.table.rows
             new = (n for key, n in zip(keys[request.start :], nbytes, strict=True) if key not in known)
-            allowance = caller.tenant.allowance(hierarchy, sum(map(slot_nbytes, new)))
+            allowance = caller.tenant.allowance(hierarchy, sum(map(slot_nbytes, new)), keys)
         reserved = hierarchy.reserve(guest.session, keys, nbytes, request.start, allowance=allowance)
         granted = guest.ticket(request.call, reserved.ticket)
         return pb.ReserveReply(granted=granted, grants=reserved.grants.tobytes(), reason=reserved.reason)
