@@ -17,7 +17,7 @@ from kvtier.hierarchy.cache import Hierarchy, Limits
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from kvtier.testing.payloads import key_of, payload_of
-from kvtier.tiers.base import Tier, TierNumber
+from kvtier.tiers.base import OWN, Tier, TierNumber
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.nvme import NvmeTier
 from kvtier.tiers.several import Several
@@ -67,7 +67,7 @@ class Engine:
         assert all(self.session.commit(reserved.ticket, granted)) or not reserved.ticket
 
     def move(self, seeds):
-        self.hierarchy.move([KEYS[seed] for seed in seeds], self.rng.choice(list(TierNumber)))
+        self.hierarchy.move([KEYS[seed] for seed in seeds], self.rng.choice(OWN))
 
     def prefetch(self, seeds):
         self.hierarchy.prefetch([KEYS[seed] for seed in seeds], TierNumber.CPU)
