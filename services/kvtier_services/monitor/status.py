@@ -86,9 +86,25 @@ def _host(host: Snapshot, now: float) -> Iterable[RenderableType]:
     yield _index(hierarchy["index"])
     if hierarchy.get("events"):
         yield _events(hierarchy["events"])
+    yield from _remote(host.get("remote"))
     metrics = host.get("metrics")
     if metrics and metrics["url"]:
         yield Text(f"metrics {metrics['url']}")
+
+
+def _remote(remote: Snapshot | None) -> Iterable[RenderableType]:
+    """The door for clients of other hosts, if there is one, and what each tenant has."""
+    if not remote:
+        return
+    how = "TLS" if remote["tls"] else "plain text"
+    yield Text(f"remote clients at {remote['address']} ({how})", style="" if remote["tls"] else "yellow")
+    yield from (Text(f"remote: {fault}", style="red") for fault in remote["faults"])
+    for tenant in remote["tenants"]:
+        quota, refused = tenant["quota"], tenant["refused"]
+        used = f"cpu {size(tenant['nbytes']['cpu'])}" + (f" of {size(quota['cpu'])}" if quota["cpu"] else "")
+        said = f"  {tenant['tenant']}: {tenant['sessions']} sessions, {used}, pinned {size(tenant['pinned_nbytes'])}"
+        over = ", ".join(f"{count:,} by {what}" for what, count in refused.items())
+        yield Text(said + (f"; over quota: {over}" if over else ""))
 
 
 def _state(host: Snapshot, now: float) -> tuple[str, str]:

@@ -154,3 +154,23 @@ def test_other_hosts_are_shown(snapshot):
 
 def test_a_host_without_others_does_not_speak_of_them(snapshot):
     assert "other hosts" not in shown(snapshot)
+
+
+def test_tenants_of_the_remote_door_are_shown_with_their_quotas(snapshot):
+    tenant = {
+        "tenant": "red",
+        "sessions": 2,
+        "nbytes": {"cpu": 1 << 30},
+        "pinned_nbytes": 1 << 20,
+        "refused": {"cpu": 7},
+    }
+    remote = {"address": "0.0.0.0:7070", "tls": True, "faults": ["tokens.json: broken"], "tenants": []}
+    remote["tenants"] = [tenant | {"quota": {"cpu": 2 << 30, "pinned": 0, "requests": 0}}]
+    snapshot["hosts"][0]["remote"] = remote
+    text = shown(snapshot)
+    for part in (
+        "remote clients at 0.0.0.0:7070 (TLS)",
+        "remote: tokens.json: broken",
+        "red: 2 sessions, cpu 1.0 GiB of 2.0 GiB, pinned 1.0 MiB; over quota: 7 by cpu",
+    ):
+        assert part in text
