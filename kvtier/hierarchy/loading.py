@@ -182,8 +182,6 @@ def _worth(state: State, wish: Wish, rows: NDArray[np.int64], now: float) -> int
     # Slots decode at the CPU tier's pace, wherever their blocks come from.
     each = slowness[TierNumber.CPU] + np.where(here, 0.0, slowness[table.best_of(rows)])
     tokens = table.tokens[rows]
-    # What other hosts have is like what is before it in the chain.
-    tokens = np.where((tokens == 0) & (table.best_of(rows) == TierNumber.PEER), tokens.max(), tokens)
     return worth(tokens, np.where(tokens > 0, table.nbytes[rows] * each, 0.0), wish.prefill)
 
 

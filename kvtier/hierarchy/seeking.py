@@ -184,6 +184,7 @@ class Seeker:
                         found = {}
                         break
                     coming.append(state.learn(key, found[key]))
+                    state.table.tokens[coming[-1]] = state.table.usual.get(found[key], 0)
                 state.enter(coming, TierNumber.PEER)
             if not found:
                 return

@@ -13,6 +13,7 @@ from kvtier.block import SPACE_NBYTES
 from kvtier.tiers.base import TierNumber
 
 GROWTH = 1024
+SIZES = 256
 COOLING = 60.0
 """Seconds over which a hit is forgotten."""
 
@@ -39,6 +40,7 @@ class BlockTable:
         parent: row of the block before it; -1 for none or unknown; ask `parent_of`.
         life: how often the row's number was given to a block; a parent is remembered with its life.
         soonest: no block expires before this.
+        usual: tokens in the last block of each size that came, for blocks of which only the size is known.
     """
 
     def __init__(self) -> None:
@@ -47,6 +49,7 @@ class BlockTable:
         self._spare: list[int] = []
         self._spaces: dict[bytes, int] = {}
         self.soonest = np.inf
+        self.usual: dict[int, int] = {}
         self.offset = np.full(GROWTH, -1, np.int64)
         self.generation = np.zeros(GROWTH, np.uint32)
         self.inside = np.full(GROWTH, -1, np.int64)
@@ -117,6 +120,9 @@ class BlockTable:
         """What these blocks' headers say (a `STORED` array) is known now."""
         self.tokens[rows], self.codec[rows], self.expires[rows] = said["tokens"], said["codec"], said["expires"]
         self.space[rows] = [self.space_number(space) for space in said["space"].tolist()]
+        if len(self.usual) > SIZES:
+            self.usual.clear()
+        self.usual.update(zip(said["nbytes"][-1:].tolist(), said["tokens"][-1:].tolist(), strict=True))
         ends = said["expires"][said["expires"] > 0]
         if len(ends):
             self.soonest = min(self.soonest, float(ends.min()))

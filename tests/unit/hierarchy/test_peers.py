@@ -167,6 +167,10 @@ class TestFinding:
             assert len(matched.slots) == 1
             assert misses(b) == {"declined_recompute_cheaper": 3}
             assert b.peers.calls["read"] == 0
+            save(a.session(), range(10, 14))
+            assert session.match(keys(range(10, 14)), 5.0, prefill=1000.0).lease == 0, "nor all of a chain"
+            assert misses(b) == {"declined_recompute_cheaper": 7}
+            assert b.peers.calls["read"] == 0
 
     def test_prefetch_and_pin_bring_it_and_move_does_not(self):
         with Fleet() as fleet:
