@@ -86,24 +86,26 @@ class Sweep:
         self._own = own
         self._bury_after = bury_after
         self._trim = trim
+        self._judged = Judged({}, own)
 
     def __iter__(self) -> Iterator[Swept]:
         buried = self._bury()
-        judged = Judged(self._lives(), self._own)
+        self._judged = Judged(self._lives(), self._own)
         for number, client in enumerate(self._masters.all):
             cursor = 0
             while True:
                 cursor, keys = cast("tuple[int, list[bytes]]", client.scan(cursor, count=COUNT))
-                lives = self._lives()
-                if lives != judged.lives:
-                    judged = Judged(lives, self._own, judged.met)
-                yield self._part(number, [key for key in keys if len(key) == KEY_NBYTES], judged)
+                yield self._part(number, [key for key in keys if len(key) == KEY_NBYTES])
                 if not cursor:
                     break
-        self._erase(buried - judged.met)
+        self._erase(buried - self._judged.met)
 
-    def _part(self, number: int, keys: Sequence[bytes], judged: Judged) -> Swept:
+    def _part(self, number: int, keys: Sequence[bytes]) -> Swept:
         values = self._exchange(number, [(b"GET", key) for key in keys])
+        lives = self._lives()  # after the values: whoever told them was in the table before
+        if lives != self._judged.lives:
+            self._judged = Judged(lives, self._own, self._judged.met)
+        judged = self._judged
         mine: list[tuple[bytes, int, int]] = []
         changes: list[tuple[bytes, bytes, bytes]] = []
         for key, value in zip(keys, values, strict=True):

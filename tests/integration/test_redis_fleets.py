@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from redis import RedisError
@@ -232,6 +233,31 @@ def test_lives_of_a_cluster_are_told_apart(servers):
         first.close()
         if second:
             second.close()
+
+
+def test_a_dead_host_leaves_nothing_on_any_master_of_a_cluster(servers):
+    masters = servers.cluster(3)
+    quick = replace(SHORT, bury_after=1.0)
+    index = connect(RedisAddress(url_of(masters)), host="alice", options=quick)
+    dead = connect(RedisAddress(url_of(masters)), host="dead", options=quick)
+    try:
+        publish(index)
+        publish(dead, [(key(number), 3, 7) for number in range(2000, 4000)])
+        assert eventually(lambda: len(index.nodes()) == 2)
+        dead.close()
+        time.sleep(2.5)  # the table's clock has seconds
+        assert sum(part.changed for part in index.sweep(trim=True)) == 2000
+        assert sum(part.changed for part in index.sweep(trim=True)) == 0
+        assert eventually(lambda: [node.host for node in index.nodes()] == ["alice"])
+        left = [server.client().keys("kvtier:told:*") for server in masters]
+        assert [server.client().hkeys(*keys) for server, keys in zip(masters, left, strict=True)] == [
+            [str(index.node).encode()]
+        ] * 3
+        assert found(index) == len(MANY)
+        assert not index.needs_publish()
+    finally:
+        index.close()
+        dead.close()
 
 
 def test_a_cluster_that_can_be_reached_says_how_many_masters_it_has(servers):
