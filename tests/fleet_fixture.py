@@ -56,17 +56,26 @@ class Fleet:
         for host in self.hosts.values():
             host.__exit__()
 
-    def host(self, name: str, blocks: int = 40, *, nvme: int | None = None, limits: Limits | None = None) -> FleetHost:
-        host = self.hosts[name] = FleetHost(self, name, blocks, nvme, limits)
+    def host(
+        self,
+        name: str,
+        blocks: int = 40,
+        *,
+        nvme: int | None = None,
+        limits: Limits | None = None,
+        arena: Arena | None = None,
+    ) -> FleetHost:
+        arena = arena or Arena.private(blocks * SLOT_NBYTES)
+        host = self.hosts[name] = FleetHost(self, name, arena, nvme, limits)
         return host
 
 
 class FleetHost(Host):
     """A `Host` of a fleet."""
 
-    def __init__(self, fleet: Fleet, name: str, blocks: int, nvme: int | None, limits: Limits | None) -> None:
+    def __init__(self, fleet: Fleet, name: str, arena: Arena, nvme: int | None, limits: Limits | None) -> None:
         self.now, self.name, self.door = 1000.0, name, f"{name}:1"
-        self.arena = Arena.private(blocks * SLOT_NBYTES)
+        self.arena = arena
         self.nvme, self.gpu = None if nvme is None else TestTier(self.arena, nvme), None
         self.peers = MemoryPeers(self.arena, fleet.network, self.door, patience=fleet.patience)
         self.index = Index(fleet.store, fleet.store.register(name, self.door))

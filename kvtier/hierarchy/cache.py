@@ -125,9 +125,9 @@ class Hierarchy:
         """See `Session.match`; waits in the calling thread."""
         until = time.monotonic() + wait
         look = self.look(wish)
-        if (wait or wish.stream) and look.lookups:
+        if (wait or wish.stream) and (lookups := look.lookups):
             self.release(look.matched.lease)
-            await_all(look.lookups, LOOKUP)
+            await_all(lookups, LOOKUP)
             look = self.look(wish, look.sought)
         while (flight := look.staging) is not None and (news := look.news) is not None:
             left = until - time.monotonic()

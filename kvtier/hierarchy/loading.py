@@ -75,9 +75,12 @@ class Look:
 
     @property
     def lookups(self) -> tuple[Future[None], ...]:
-        """What one who can wait waits for first, so that it is told of all that there is; a few milliseconds."""
+        """What one who can wait waits for, a few milliseconds, before another look, so that it is told of all there is.
+
+        Done or not: what a lookup found while this look was under way is not in it.
+        """
         patient = not self.wish.stream or self.wish.first
-        return tuple(seek.done for seek in self.sought.seeks if not seek.done.done()) if patient else ()
+        return tuple(seek.done for seek in self.sought.seeks) if patient else ()
 
 
 def look(state: State, stager: Stager, leasable: int, wish: Wish, sought: Sought | None = None) -> Look:

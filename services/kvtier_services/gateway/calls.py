@@ -217,9 +217,9 @@ class Calls(DoorServicer):
 
         until = time.monotonic() + min(request.wait, LONGEST_WAIT)
         look = look_again()
-        if (request.wait or request.stream) and look.lookups:
+        if (request.wait or request.stream) and (lookups := look.lookups):
             hierarchy.release(look.matched.lease)
-            await _all_within(look.lookups, LOOKUP)
+            await _all_within(lookups, LOOKUP)
             look = look_again(look.sought)
         while (flight := look.staging) is not None and (news := look.news) is not None:
             left = until - time.monotonic()
