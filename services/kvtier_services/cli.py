@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
 from kvtier.errors import KVTierError
 
 if TYPE_CHECKING:
+    from kvtier.config import Config
+    from kvtier_services.cluster.state import Running
     from kvtier_services.cluster.up import Started
+
+T = TypeVar("T")
 
 app = typer.Typer(
     help="A tiered cache of attention KV for LLM engines: GPU memory, pinned CPU memory, NVMe.",
@@ -122,6 +126,42 @@ def down(
         typer.echo(f"kvtier is down after {ended.seconds:.1f} s{kept}{lost}")
     if ended.problems:
         fail("; ".join(ended.problems))
+
+
+@app.command()
+def drain(
+    host: Annotated[str, typer.Argument(help="Its name, as `kvtier status` shows it.")],
+    config: ConfigOption = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="For handing blocks over to other hosts; fleet.drain unless given.", min=0)
+    ] = None,
+    flush: Annotated[float, typer.Option(help="Seconds for writing blocks down to NVMe that only memory has.")] = 10.0,
+) -> None:
+    """Let a host hand its blocks over to others and rest, over restarts too, until `kvtier undrain`."""
+    from kvtier.config import load
+    from kvtier_services.cluster import drain as draining
+
+    settings = load(config)
+    wait = float(settings.fleet.drain) if seconds is None else seconds
+    with _steps() as say:
+        say(f"draining {host}")
+        said = _of_the_fleet(settings, lambda known: draining.drain(known, host, wait, flush))
+    if said.get("fault"):
+        typer.echo(f"note: {said['fault']}")
+    handed, offered = said.get("handed", 0), said.get("offered", 0)
+    typer.echo(f"{host} is drained: {handed} of {offered} blocks handed over, {said['written']} written down to NVMe")
+
+
+@app.command()
+def undrain(
+    host: Annotated[str, typer.Argument(help="Its name, as `kvtier status` shows it.")], config: ConfigOption = None
+) -> None:
+    """Let a drained host work again."""
+    from kvtier.config import load
+    from kvtier_services.cluster import drain as draining
+
+    was = _of_the_fleet(load(config), lambda known: draining.undrain(known, host))
+    typer.echo(f"{host} works again" if was else f"{host} was not drained")
 
 
 @app.command()
@@ -331,6 +371,19 @@ def explain(config: ConfigOption = None) -> None:
     from kvtier.config import load
 
     typer.echo(text(load(config)), nl=False)
+
+
+def _of_the_fleet(settings: Config, question: Callable[[Running], T]) -> T:
+    """Ask the controller of the kvtier that runs here."""
+    from kvtier_services.cluster import look
+
+    known, alive = look.running(settings)
+    if known is None or not alive:
+        fail(f"kvtier does not run in {settings.run_dir}; `kvtier up` starts it")
+    try:
+        return question(known)
+    except OSError as exc:
+        fail(f"the controller does not answer: {exc}")
 
 
 def _started(started: Started, what: str) -> None:

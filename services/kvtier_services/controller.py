@@ -24,6 +24,8 @@ LOOK_TIMEOUT = 30.0
 """Seconds that a look may take; Ray's own calls wait for a head that is away, and not for ever."""
 STATUS_TIMEOUT = 5.0
 POLL = 0.1
+ENDING, FLUSH = 3.0, 10.0
+"""Seconds of a node's last ones that are kept back, and that are for writing down what only memory has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Host:
         address: of that node.
         gpus: how many GPUs Ray sees there.
         tiers: that its node declares as resources, `kvtier.TIER`; none: whatever the settings say.
+        ends: when Ray ends its node, in seconds since the epoch; 0 as long as nobody has told it to.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Host:
     address: str
     gpus: int = 0
     tiers: tuple[str, ...] = ()
+    ends: float = 0.0
 
 
 class HostActors(Protocol):
@@ -58,6 +62,10 @@ class HostActors(Protocol):
 
     def check_index(self, seconds: float, how: str) -> dict[str, Any]:
         """Compare the host's blocks with the index, "check" or "repair"."""
+        ...
+
+    def drain(self, seconds: float, timeout: float) -> dict[str, int]:
+        """Hand over to other hosts what only this one has; blocks that were `offered`, `taken` and `handed`."""
         ...
 
     def stop(self, flush_seconds: float, timeout: float) -> dict[str, int]:
@@ -105,6 +113,7 @@ class Controller:
         self._looking = asyncio.Lock()
         self._threads = ThreadPoolExecutor(1, "kvtier-look")
         self._stopping = False
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def hosts(self) -> list[str]:
@@ -136,8 +145,17 @@ class Controller:
             "hosts": serving + self._members.away(set(self._actors)),
         }
 
-    async def drain(self, host: str, flush_seconds: float, timeout: float) -> dict[str, Any]:
-        """End the actors of a host and start none there, over restarts of host and controller, until `undrain`.
+    async def drain(self, host: str, seconds: float, flush_seconds: float, timeout: float) -> dict[str, Any]:
+        """Let a host hand over what it has, end its actors, and start none there until `undrain`, whatever restarts.
+
+        Args:
+            host: its name.
+            seconds: for handing over.
+            flush_seconds: for writing down blocks that only its memory has.
+            timeout: of each of the two, beyond that.
+
+        Returns:
+            What `HostActors.drain` and `stop` said.
 
         Raises:
             ConfigError: there is no such host.
@@ -147,11 +165,7 @@ class Controller:
                 known = ", ".join(sorted({*self._hosts, *self._members.known}))
                 raise ConfigError(f"there is no host {host!r} in this fleet; name one of {known}")
             await self._in_thread(self._members.drain, host)
-            if host not in self._actors:
-                return {"host": host, "written": 0, "lost": 0}
-            (answer,) = await self._ask(lambda actors: actors.stop(flush_seconds, timeout), [host])
-            del self._hosts[host], self._actors[host]
-            return answer
+        return await self._end(host, seconds, flush_seconds, timeout)
 
     async def undrain(self, host: str) -> bool:
         """Let a drained host have actors again; False when it was not drained."""
@@ -163,15 +177,13 @@ class Controller:
     async def leave(self, host: str, flush_seconds: float, timeout: float) -> dict[str, Any]:
         """End the actors of a host that leaves the fleet; unlike one that died, it is not missed.
 
-        Its Ray node must end right after: while that lives, the next look starts them again.
+        Its Ray node must end right after: while that lives, some later look starts them again.
         """
         async with self._looking:
-            answer: dict[str, Any] = {"host": host, "written": 0, "lost": 0}
             if host in self._actors:
                 await self._in_thread(self._members.leaving, host)
-                (answer,) = await self._ask(lambda actors: actors.stop(flush_seconds, timeout), [host])
-                del self._hosts[host], self._actors[host]
-            return answer
+        drain = min(float(self._settings.config.fleet.drain), flush_seconds)
+        return await self._end(host, drain, flush_seconds, timeout)
 
     async def check_index(self, seconds: float, how: str) -> list[dict[str, Any]]:
         """Compare each host's blocks with the index, one host after the other; what each found.
@@ -215,9 +227,38 @@ class Controller:
             if ended := await self._in_thread(self._fleet.sweep, list(live.values())):
                 log.warning("actors of dead nodes ended: actors=%d", ended)
             for name, host in live.items():
-                if self._hosts.get(name) != host and not self._members.is_away(name):
+                known = self._hosts.get(name)
+                if host.ends and known and name not in self._ending:
+                    await self._in_thread(self._members.leaving, name, host.ends)
+                    self._ending[name] = asyncio.create_task(self._end_in_time(host))
+                if (known is None or known.node != host.node) and not self._members.is_away(name):
                     self._actors[name] = await self._in_thread(self._fleet.start, self._settings, host)
                     self._hosts[name] = host
+
+    async def _end(self, name: str, seconds: float, flush_seconds: float, timeout: float) -> dict[str, Any]:
+        """End a host's actors, after it has handed over what it has; all others are looked after meanwhile."""
+        actors, said = self._actors.get(name), {"host": name, "written": 0, "lost": 0}
+        if actors is None:
+            return said
+        if seconds:
+            said |= (await self._ask(lambda actors: actors.drain(seconds, seconds + timeout), [name]))[0]
+        said |= (await self._ask(lambda actors: actors.stop(flush_seconds, flush_seconds + timeout), [name]))[0]
+        async with self._looking:
+            if self._actors.get(name) is actors:
+                del self._hosts[name], self._actors[name]
+        return said
+
+    async def _end_in_time(self, host: Host) -> None:
+        """What can be done for a host whose node ends soon: a SIGTERM reached it, or an autoscaler gave it up."""
+        left = host.ends - time.time() - ENDING
+        flush = max(0.0, min(FLUSH, left / 2))
+        try:
+            said = await self._end(host.name, max(0.0, left - flush), flush, ENDING)
+            log.warning("host ends: host=%s said=%s", host.name, said)
+        except Exception:
+            log.exception("ending a host failed: host=%s", host.name)
+        finally:
+            self._ending.pop(host.name, None)
 
     def _chosen(self, hosts: Sequence[Host]) -> dict[str, Host]:
         """One node for each name: the one that has the actors, as long as it lives."""

@@ -96,11 +96,16 @@ class Members:
         self._write()
         return True
 
-    def leaving(self, name: str) -> None:
-        """This host's node is about to end, on purpose."""
+    def leaving(self, name: str, at: float = 0.0) -> None:
+        """This host's node is about to end, on purpose.
+
+        Args:
+            name: of the host.
+            at: when; 0 for now.
+        """
         self._read()
         was = self.known.get(name, Member())
-        self.known[name] = msgspec.structs.replace(was, leaving=self._clock() + LEAVING)
+        self.known[name] = msgspec.structs.replace(was, leaving=max(at, self._clock()) + LEAVING)
         self._write()
 
     def is_drained(self, name: str) -> bool:

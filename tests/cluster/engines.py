@@ -103,6 +103,15 @@ def shelves(cache: kvtier.Cache) -> list[Shelf]:
     return [Shelf(cache.keyspace(spec, model="soak", revision="1", plan=plan)) for plan, spec in SHAPES]
 
 
+def served(shelf: Shelf, chain: Chain, wait: float = 10.0) -> int:
+    """How many blocks of a chain are loaded; their bytes are right."""
+    kv = shelf.empty(len(chain.addresses))
+    with shelf.space.match(chain, wait=wait) as hit:
+        tokens = hit.load(kv, verify=True)
+    assert shelf.is_right(chain, kv, tokens), "wrong bytes"
+    return tokens // shelf.space.block_tokens
+
+
 class Wrong(Exception):
     """Bytes that are not what was stored."""
 

@@ -4,12 +4,10 @@ Ray nodes on loopback."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ CONFIG = """
 run_dir = "{folder}/{{host}}/run"
 arena_dir = "{arena}/{{host}}"
 [cpu]
-capacity = "64MiB"
+capacity = "512MiB"
 [nvme]
 capacity = "128MiB"
 path = "{folder}/{{host}}/nvme"
@@ -160,16 +158,16 @@ class Fleet:
         return host.cli("join", self.head_address, "--token", str(token), "--host", host.address)
 
     def power_off(self, host: Host) -> None:
-        """Everything that runs there is gone at once, without a word."""
-        host.place.end()
+        """Everything that runs there is gone at once; where hosts are apart, without a word."""
+        if self.network and isinstance(host.place, Machine):
+            self.network.power_off(host.place, host.number)
+        else:
+            host.place.end()
 
     def power_on(self, host: Host) -> None:
         """As after a restart in place: files are there, and no process."""
         if self.network:
             host.place = self.network.machine(host.name, host.number)
-
-    def pids(self, place: Place) -> int:
-        return place.pid if isinstance(place, Machine) else 0
 
     def end(self) -> None:
         for host in reversed(self.hosts):
@@ -223,11 +221,3 @@ def _own_address() -> str:
         probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def since(began: float) -> str:
-    return f"{time.monotonic() - began:.1f} s"
-
-
-def owner(path: Path) -> int:
-    return os.stat(path).st_uid

@@ -20,7 +20,7 @@ from kvtier.client.scope import Chain
 from kvtier.errors import SessionUnavailable
 from kvtier_services import redis_server
 from kvtier_services.cluster import node, process, state
-from tests.cluster.engines import BRANCH, GUARDED, STEM, Engine, Shelf, shelves, starting
+from tests.cluster.engines import BRANCH, GUARDED, STEM, Engine, Shelf, served, shelves, starting
 from tests.cluster.kit import Cluster, within
 
 NVME_ROUNDS, HOST_ROUNDS = 10, 5
@@ -93,15 +93,6 @@ class Guard:
             saved = shelf.space.save(chain, shelf.computed(chain)).result()
             if saved.blocks and shelf.space.move(chain, "nvme", wait=5.0) == STEM + BRANCH:
                 self._acknowledged.append((at, shelf, chain))
-
-
-def served(shelf: Shelf, chain: Chain) -> int:
-    """How many blocks of a chain are loaded; their bytes are right."""
-    kv = shelf.empty(len(chain.addresses))
-    with shelf.space.match(chain, wait=10.0) as hit:
-        tokens = hit.load(kv, verify=True)
-    assert shelf.is_right(chain, kv, tokens), "wrong bytes"
-    return tokens // shelf.space.block_tokens
 
 
 def no_phantoms(cache: kvtier.Cache, on_shelf: list[Shelf], chance: random.Random) -> int:

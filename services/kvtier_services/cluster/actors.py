@@ -36,6 +36,8 @@ TIERS = ("cpu", "gpu", "nvme")
 HELD = 0.01
 """What a tier's process holds of its node's resource, so that others may hold some too."""
 LIVES = {"num_cpus": 0, "lifetime": "detached", "max_restarts": -1, "max_task_retries": 0}
+NO_LIMIT = 30.0
+"""Seconds that are taken as a node's last ones where Ray names no limit."""
 KNOCK = 5.0
 """Seconds within which a Ray head must take a connection."""
 TIER_CALLS = 8
@@ -168,6 +170,11 @@ class RayHostActors:
         answer: dict[str, Any] = self.cpu("check_index", seconds, how, timeout=seconds + 5)
         return answer
 
+    def drain(self, seconds: float, timeout: float) -> dict[str, int]:
+        """See `HostActors`."""
+        answer: dict[str, int] = self.cpu("drain", seconds, timeout=timeout)
+        return answer
+
     def stop(self, flush_seconds: float, timeout: float) -> dict[str, int]:
         """See `HostActors`."""
         try:
@@ -200,12 +207,14 @@ class RayFleet:
     def hosts(self) -> Sequence[Host]:
         """See `Fleet`; a machine's own name is the label `kvtier.io/host`, where its node has that."""
         found = []
+        ending = ray._private.state.state.get_draining_nodes()  # noqa: SLF001 - there is no public way to hear of it
         for node in sorted(ray.nodes(), key=lambda node: str(node["NodeID"])):  # type: ignore[no-untyped-call]
             labels = node.get("Labels") or {}
             if node["Alive"] and self.labels.items() <= labels.items():
                 name, has = labels.get(HOST_LABEL) or node["NodeManagerHostname"], node["Resources"]
                 tiers = tuple(tier for tier in TIERS if has.get(f"kvtier.{tier}", 0) > 0)
-                found.append(Host(name, node["NodeID"], node["NodeManagerAddress"], int(has.get("GPU", 0)), tiers))
+                gpus, ends = int(has.get("GPU", 0)), _ends(ending.get(node["NodeID"]))
+                found.append(Host(name, node["NodeID"], node["NodeManagerAddress"], gpus, tiers, ends))
         return found
 
     def start(self, settings: Settings, host: Host) -> RayHostActors:
@@ -218,6 +227,13 @@ class RayFleet:
         named = ray.util.list_named_actors(all_namespaces=True)
         mine = [actor["name"] for actor in named if actor["namespace"] == self.namespace]
         return sum(kill(name, self.namespace) for name in mine if "@" in name and name.rpartition("@")[2] not in nodes)
+
+
+def _ends(deadline_ms: int | None) -> float:
+    """When a node that is being drained ends, in seconds since the epoch; Ray says 0 where it has no limit."""
+    if deadline_ms is None:
+        return 0.0
+    return deadline_ms / 1000.0 if deadline_ms else time.time() + NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

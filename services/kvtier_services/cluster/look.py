@@ -46,7 +46,6 @@ def snapshots(config: Config, known: Running) -> Iterator[Callable[[], dict[str,
             "ray": {
                 "address": known.address,
                 "own": known.own_ray,
-                "joined": known.joined,
                 "pid": known.head.pid if known.head else 0,
             },
             "redis": {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +23,7 @@ class Actors:
         self.name = name
         self.trouble: Exception | None = None
         self.stopped = False
+        self.drained = 0.0
 
     def ready(self, timeout):
         return self.status(timeout)
@@ -34,6 +37,11 @@ class Actors:
         if self.trouble:
             raise self.trouble
         return {"seconds": seconds, "how": how}
+
+    def drain(self, seconds, timeout):
+        assert not self.stopped
+        self.drained = seconds
+        return {"offered": 3, "taken": 2, "handed": 2}
 
     def stop(self, flush_seconds, timeout):
         self.stopped = True
@@ -178,8 +186,9 @@ async def test_a_drained_host_has_no_actors_until_undrained_whatever_restarts():
     fleet, page = Fleet(A, B), Page()
     controller = make(fleet, page)
     await controller.ready(5.0)
-    answer = await controller.drain("b", 1.0, 5.0)
-    assert (answer["host"], answer["written"]) == ("b", 1)
+    answer = await controller.drain("b", 7.0, 1.0, 5.0)
+    assert (answer["host"], answer["handed"], answer["written"]) == ("b", 2, 1)
+    assert fleet.actors["b"].drained == 7.0
     assert fleet.actors["b"].stopped
     await controller.stop(0.0, 1.0)
 
@@ -202,7 +211,7 @@ async def test_who_is_to_be_drained_must_be_there():
     controller = make(Fleet(A, B))
     await controller.ready(5.0)
     with pytest.raises(ConfigError, match="no host 'c' in this fleet; name one of a, b"):
-        await controller.drain("c", 1.0, 5.0)
+        await controller.drain("c", 1.0, 1.0, 5.0)
     await controller.stop(0.0, 1.0)
 
 
@@ -221,6 +230,22 @@ async def test_a_host_that_leaves_is_not_missed():
     await controller.stop(0.0, 1.0)
 
 
+async def test_a_node_that_is_told_to_end_hands_over_while_it_may():
+    fleet = Fleet(A, B)
+    controller = make(fleet)
+    await controller.ready(5.0)
+    fleet.live[1] = replace(B, ends=time.time() + 30.0)
+    await until(lambda: fleet.actors["b"].stopped)
+    assert 10.0 < fleet.actors["b"].drained < 30.0
+    seen = len(fleet.swept)
+    await until(lambda: len(fleet.swept) > seen + 2)
+    assert await controller.hosts() == ["a"], "its node lives for a while yet, and gets no actors"
+    fleet.live.pop()
+    await until(lambda: fleet.swept[-1] == [A])
+    assert [host["host"] for host in (await controller.status())["hosts"]] == ["a"], "nobody misses it"
+    await controller.stop(0.0, 1.0)
+
+
 async def test_a_host_that_comes_later_is_waited_for():
     fleet = Fleet(A)
     controller = make(fleet)
@@ -233,13 +258,13 @@ async def test_a_host_that_comes_later_is_waited_for():
 
 
 async def test_a_ray_that_hangs_holds_up_nobody_who_asks(monkeypatch, caplog):
-    monkeypatch.setattr(module, "LOOK_TIMEOUT", 0.05)
+    monkeypatch.setattr(module, "LOOK_TIMEOUT", 0.3)
     fleet = Fleet(A)
     controller = make(fleet)
     await controller.ready(5.0)
     hanging, hosts = threading.Event(), fleet.hosts
     monkeypatch.setattr(fleet, "hosts", lambda: hanging.wait(5.0) and hosts())
-    await until(lambda: "Ray did not answer in 0.05 s" in caplog.text)
+    await until(lambda: "Ray did not answer in 0.3 s" in caplog.text)
     assert (await controller.status())["hosts"][0]["serving"]
     hanging.set()
     fleet.live.append(B)
