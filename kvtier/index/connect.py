@@ -56,7 +56,7 @@ def parts(address: RedisAddress, options: RedisIndexOptions) -> tuple[Finder, Lo
         return cast("Callable[[], Line]", client(where).connection_pool.make_connection)
 
     lookups = Lookups(connection, layout, timeout=options.lookup_timeout)
-    return finder(address, patience), lookups, Masters(client, layout)
+    return finder(address, patience / 2), lookups, Masters(client, layout)
 
 
 def reach(address: RedisAddress, timeout: float) -> int:

@@ -16,6 +16,8 @@ from kvtier.index.address import RedisAddress, Where
 SLOTS = 16384
 NOBODY = 0xFFFF
 """In the place of a master's number: nobody has the slot."""
+BELIEVED = 8
+"""Times in a row that one server of a Cluster is asked: it may be cut off from the others."""
 FAULTS = (RedisError, OSError, ConfigError)
 
 
@@ -92,7 +94,7 @@ class BySentinel:
 
 
 class ByCluster:
-    """All masters of a Cluster, as one of its servers tells; another one each time."""
+    """All masters of a Cluster, as one of its servers tells; another one when it does not answer, and now and then."""
 
     def __init__(self, address: RedisAddress, timeout: float) -> None:
         self._address = address
@@ -100,21 +102,25 @@ class ByCluster:
         self._seeds = address.seeds
         self._clients: dict[Where, Redis] = {}
         self._turn: deque[Where] = deque(self._seeds)
+        self._asked = 0
 
     def find(self) -> Layout:
         fault: Exception = RedisError("no server of the Cluster answers")
+        self._asked += 1
+        if self._asked % BELIEVED == 0:
+            self._turn.rotate(-1)
         for _ in range(len(self._turn)):
             where = self._turn[0]
-            self._turn.rotate(-1)
             try:
                 answer = self._client(where).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
                 layout = _layout(answer, where[0])
             except FAULTS as exc:
                 fault = exc
-                continue
-            if layout.masters:
-                self._remember(layout)
-                return layout
+            else:
+                if layout.masters:
+                    self._remember(layout)
+                    return layout
+            self._turn.rotate(-1)
         raise RedisError(f"no server of the Cluster tells who has its slots: {fault}") from fault
 
     def close(self) -> None:
@@ -128,7 +134,7 @@ class ByCluster:
         return self._clients[where]
 
     def _remember(self, layout: Layout) -> None:
-        known = dict.fromkeys([*layout.masters, *self._seeds])
+        known = dict.fromkeys([self._turn[0], *layout.masters, *self._seeds])
         if known.keys() != set(self._turn):
             self._turn = deque(known)
         for gone in self._clients.keys() - known.keys():

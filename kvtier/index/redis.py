@@ -24,6 +24,8 @@ from kvtier.index.tell import Teller
 from kvtier.index.writer import Writer
 
 CLAIMS_LIMIT = 65_536
+FIND_AGAIN = 5.0
+"""Seconds for which Sentinels or a Cluster that did not answer are not asked, as long as the masters do."""
 
 
 class RedisIndex:
@@ -71,6 +73,7 @@ class RedisIndex:
         self._masters = masters
         self._finder = finder or Fixed()
         self._layout: Layout | None = None
+        self._find_at = clock()
         teller = Teller(masters, life)
         rest = self._closed.wait if run else (lambda _seconds: None)
         self._writer = Writer(away, teller, options, rest)
@@ -239,12 +242,16 @@ class RedisIndex:
         return True
 
     def _find(self) -> bool:
-        """Look who the masters are; False when nobody says so."""
+        """Look who the masters are; False when nobody has ever said so. Who does not answer need not have lost them."""
+        if self._layout is not None and self._writer.breaker.closed and self._clock() < self._find_at:
+            return True
         try:
             layout = self._finder.find()
         except FAULTS as exc:
-            self._writer.failed(exc)
-            return False
+            self._find_at = self._clock() + FIND_AGAIN
+            if self._layout is None:
+                self._writer.failed(exc)
+            return self._layout is not None
         self._lookups.misplaced = False
         if layout != self._layout:
             self._layout = layout

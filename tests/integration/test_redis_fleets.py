@@ -175,6 +175,26 @@ def test_a_sentinel_promotes_a_replica_and_the_index_goes_on(servers):
         index.close()
 
 
+def test_an_index_does_not_need_its_sentinels_while_the_master_is_well(servers):
+    master = servers.server()
+    sentinels = [servers.sentinel(master) for _ in range(2)]
+    index = connect(RedisAddress(url_of(sentinels, "sentinel", "/main")), host="alice", options=SHORT)
+    try:
+        publish(index)
+        assert eventually(lambda: found(index) == len(MANY))
+        sentinels[0].kill()
+        sentinels[1].signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        index.add([key(5000)], 2, [10])
+        assert eventually(lambda: index.flush(0.5))
+        assert shows(index, 5000, [Replica(index.node, index.incarnation, 2, 10)])
+        assert found(index) == len(MANY)
+        assert index.status()["ok"]
+    finally:
+        sentinels[1].signal(signal.SIGCONT)
+        index.close()
+
+
 def test_an_index_starts_before_its_sentinels(servers):
     sentinel = servers.sentinel(servers.server())
     sentinel.signal(signal.SIGSTOP)
