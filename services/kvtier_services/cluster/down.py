@@ -159,7 +159,7 @@ def _farewell(running: Running, flush_seconds: float) -> tuple[list[dict[str, in
             env=environment(running) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=flush_seconds + FAREWELL_MARGIN,
+            timeout=2 * flush_seconds + FAREWELL_MARGIN,
             check=True,
         )
         answer = msgspec.json.decode(done.stdout)

@@ -16,6 +16,7 @@ from kvtier_services.cluster import actors
 
 MARGIN = 15.0
 """Seconds, besides those of the flush, in which actors end."""
+PATIENCE = 5.0
 
 
 def main(address: str, namespace: str, flush_seconds: float, mine: str, leaves: str = "") -> None:
@@ -27,7 +28,8 @@ def main(address: str, namespace: str, flush_seconds: float, mine: str, leaves: 
         timeout = flush_seconds + MARGIN
         try:
             if leaves:
-                hosts = [controller("leave", leaves, flush_seconds, timeout, timeout=timeout + 1)]
+                # Handing over may take as long again as writing down.
+                hosts = [controller("leave", leaves, flush_seconds, PATIENCE, timeout=flush_seconds + timeout + 1)]
             else:
                 hosts = controller("stop", flush_seconds, timeout, timeout=timeout + 1)
         except (KVTierError, OSError) as exc:
