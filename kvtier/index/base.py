@@ -157,7 +157,10 @@ class Index(Protocol):
         ...
 
     def forget(self, node: int) -> None:
-        """Drop a node from the node table: its entries are dead until it is heard of again."""
+        """Drop a node from the node table: its entries are dead until it is heard of again.
+
+        This host's own is dead once the index is closed.
+        """
         ...
 
     def needs_publish(self) -> bool:

@@ -41,6 +41,18 @@ redis.call('HSET', KEYS[1], node, cjson.encode(
 return {node, incarnation}
 """
 
+LEAVE = """
+-- Say of a node that nothing was heard of it for as long as there is time; it keeps its number, and its next life is
+-- a later one. KEYS: node table. ARGV: node, incarnation. Answers 1 if it is of this life.
+local text = redis.call('HGET', KEYS[1], ARGV[1])
+if not text then return 0 end
+local record = cjson.decode(text)
+if record.incarnation ~= tonumber(ARGV[2]) then return 0 end
+record.at = 0
+redis.call('HSET', KEYS[1], ARGV[1], cjson.encode(record))
+return 1
+"""
+
 BURY = """
 -- Say of a node that was silent for long that it was told nothing. KEYS: node table. ARGV: node, seconds.
 -- Answers 1 if it was.

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from kvtier.errors import SessionUnavailable
 from kvtier.index.base import MAX_REPLICAS, Life, Node, Replica, Swept
@@ -15,7 +16,7 @@ from kvtier.index.entry import pack_body
 from kvtier.index.find import FAULTS, Finder, Fixed, Layout
 from kvtier.index.lookups import Lookups
 from kvtier.index.masters import Masters
-from kvtier.index.nodes import NODES, read_nodes, register
+from kvtier.index.nodes import LEAVE, NODES, read_nodes, register
 from kvtier.index.options import RedisIndexOptions
 from kvtier.index.pending import DISCARD
 from kvtier.index.reader import Reader
@@ -64,6 +65,7 @@ class RedisIndex:
         self._clock = clock
         self._closed = threading.Event()
         self._forgotten: set[int] = set()
+        self._leaving = False
         self._beat_at = clock()
         self._claims: list[tuple[bytes, int, int]] = []
         self._claiming = threading.Lock()
@@ -142,6 +144,9 @@ class RedisIndex:
         self._writer.publish(inventory)
 
     def forget(self, node: int) -> None:
+        if node == self._life.node:
+            self._leaving = True  # its next heartbeat would bring it back: `close` does it
+            return
         self._forgotten.add(node)
         self._show([seen for seen in self._reader.nodes if seen.node != node])
         self._writer.pending.nudge()
@@ -187,6 +192,9 @@ class RedisIndex:
         self._writer.pending.nudge()
         if self._thread is not None:
             self._thread.join()
+        if self._leaving and not self._writer.superseded:
+            with suppress(*FAULTS):
+                self._masters.run(LEAVE, NODES, [self._life.node, self._life.incarnation])
         self._lookups.close()
         self._masters.close()
         self._finder.close()

@@ -247,3 +247,24 @@ def test_a_password_is_required_and_only_the_socket_listens(shared_redis):  # no
     client.close()
     kinds = {connection.family for connection in psutil.Process(shared_redis.pid).net_connections("all")}
     assert kinds == {socket.AF_UNIX}
+
+
+def test_a_host_that_leaves_is_dead_at_once_and_its_next_life_is_another(own):
+    server, _ = own
+    alice, bob = (connect(server.address, host=name, options=SHORT) for name in ("alice", "bob"))
+    publish_one(alice)
+    assert eventually(lambda: bob.match([key(1)]) and bob.others())
+    alice.forget(alice.node)
+    time.sleep(3 * SHORT.heartbeat)
+    assert bob.others(), "it goes when it is closed"
+    first = alice.incarnation
+    alice.close()
+    assert eventually(lambda: not bob.others())
+    assert bob.match([key(1)]) == [()]
+    again = connect(server.address, host="alice", options=SHORT)
+    assert eventually(lambda: bool(again.status()["ok"]))
+    assert again.node == alice.node
+    assert again.incarnation > first
+    assert bob.match([key(1)]) == [()]
+    for index in (again, bob):
+        index.close()

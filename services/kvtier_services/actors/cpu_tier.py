@@ -151,7 +151,6 @@ class CpuTierActor:
         self._events: Publisher | None = None
         self._hands: Hands | None = None
         self._peers: Peers | None = None
-        self._drained = False
         self._pin = Pinner(partial(log.warning, "arena not page-locked: %s"))
         self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -194,7 +193,6 @@ class CpuTierActor:
         hierarchy = self._hierarchy
         if hierarchy is None:
             return asdict(HandedOver())
-        self._drained = True
         return asdict(await asyncio.to_thread(hierarchy.hand_over, seconds))
 
     async def check_index(self, seconds: float, how: str) -> dict[str, Any]:
@@ -302,9 +300,8 @@ class CpuTierActor:
         if self._events is not None:
             self._events.close()
         written, lost = flush(hierarchy, flush_seconds)
-        if self._drained:
-            index = hierarchy.state.index
-            index.forget(index.node)
+        index = hierarchy.state.index
+        index.forget(index.node)  # nobody need try to reach it
         hierarchy.close()
         if self._exporter is not None:
             self._exporter.close()
