@@ -17,18 +17,30 @@ class Breaker:
         opened: how often it opened.
     """
 
-    def __init__(self, clock: Callable[[], float], *, failures: int, pause: float, longest: float) -> None:
-        """Take a monotonic clock, failures in a row that open it, its first and its longest pause in seconds."""
+    def __init__(
+        self, clock: Callable[[], float], *, failures: int, pause: float, longest: float, span: float = 0.0
+    ) -> None:
+        """Take when to open and for how long.
+
+        Args:
+            clock: monotonic, in seconds.
+            failures: so many in a row open it.
+            pause: its first pause, in seconds.
+            longest: its longest.
+            span: seconds that must be between the first of them and the last: many callers at once fail at once.
+        """
         self.closed = True
         self.opened = 0
         self._clock = clock
         self._failures = failures
+        self._span = span
         self._first = pause
         self._longest = longest
         self._lock = threading.Lock()
         self._count = 0
         self._pause = pause
         self._until = math.inf
+        self._first_failed = 0.0
 
     def wait(self) -> float:
         """Seconds until a probe is due: infinite when closed, not above 0 when it is due now."""
@@ -41,8 +53,10 @@ class Breaker:
     def failed(self) -> None:
         """Note a failure; those of calls that began before it opened are not a probe's."""
         with self._lock:
+            now = self._clock()
+            self._first_failed = self._first_failed if self._count else now
             self._count += 1
-            if self.closed and self._count >= self._failures:
+            if self.closed and self._count >= self._failures and now - self._first_failed >= self._span:
                 self._pause = self._first
                 self.opened += 1
             elif self.due():
@@ -50,7 +64,7 @@ class Breaker:
             else:
                 return
             self.closed = False
-            self._until = self._clock() + self._pause
+            self._until = now + self._pause
 
     def succeeded(self) -> None:
         """Note an answer: closes it."""

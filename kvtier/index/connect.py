@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import cast
+from functools import partial
 
 from redis import Redis
 
@@ -15,7 +15,7 @@ from kvtier.index.lookups import Lookups
 from kvtier.index.masters import Masters, run
 from kvtier.index.nodes import NODES, preferred_number, read_nodes, register
 from kvtier.index.options import RedisIndexOptions
-from kvtier.index.ready import Line
+from kvtier.index.ready import Line, Punctual
 from kvtier.index.redis import RedisIndex
 
 
@@ -53,7 +53,8 @@ def parts(address: RedisAddress, options: RedisIndexOptions) -> tuple[Finder, Lo
         return address.client(patience, where if address.kind else None)
 
     def connection(where: Where) -> Callable[[], Line]:
-        return cast("Callable[[], Line]", client(where).connection_pool.make_connection)
+        pool = client(where).connection_pool  # which counts the connections that it makes, and never makes many
+        return partial(pool.connection_class, **pool.connection_kwargs, parser_class=Punctual)
 
     lookups = Lookups(connection, layout, timeout=options.lookup_timeout)
     return finder(address, patience / 2), lookups, Masters(client, layout)

@@ -14,14 +14,12 @@ from redis.exceptions import AskError, ClusterDownError, TryAgainError
 
 from kvtier.index.address import Where
 from kvtier.index.find import NOBODY, SLOTS, Layout
-from kvtier.index.ready import Line, Ready
+from kvtier.index.ready import LEAST, Line, Ready
 from kvtier.index.shards import Shards
 
 BRACE = ord("{")
 ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
 """Answers to a key that this server does not have now; a `MovedError` is an `AskError`."""
-LEAST = 1e-4
-"""Seconds: a socket's time-out of 0 would mean something else."""
 
 Ask = tuple[Ready, Sequence[bytes], int]
 """Whom to send what, and how many answers come."""

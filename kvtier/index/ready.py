@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from redis import RedisError
 from redis import TimeoutError as RedisTimeoutError
+from redis.connection import DefaultParser
 
 from kvtier.index.find import FAULTS
 
 LIMIT = 32
+LEAST = 1e-4
+"""Seconds: a socket's time-out of 0 would mean something else."""
+
+
+class Punctual(DefaultParser):  # type: ignore[misc, valid-type]
+    """Reads one answer in its time, however many pieces it comes in: redis-py gives each piece all of it."""
+
+    _until = 0.0
+
+    def read_response(self, **how: Any) -> Any:
+        timeout = how.get("timeout")
+        if isinstance(timeout, float):
+            self._until = time.monotonic() + timeout
+        return super().read_response(**how)
+
+    def read_from_socket(self, **how: Any) -> Any:
+        if isinstance(how.get("timeout"), float):
+            how["timeout"] = max(LEAST, self._until - time.monotonic())
+        return super().read_from_socket(**how)
 
 
 class Line(Protocol):

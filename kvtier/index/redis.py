@@ -69,8 +69,10 @@ class RedisIndex:
         self._beat_at = clock()
         self._claims: list[tuple[bytes, int, int]] = []
         self._claiming = threading.Lock()
-        slow = Breaker(clock, failures=options.failures, pause=options.pause, longest=options.longest_pause)
-        away = Breaker(clock, failures=1, pause=options.pause, longest=options.longest_pause)
+        paces = {"pause": options.pause, "longest": options.longest_pause}
+        span = (options.failures - 1) * options.lookup_timeout * 0.9  # as long as one caller takes to fail so often
+        slow = Breaker(clock, failures=options.failures, span=span, **paces)
+        away = Breaker(clock, failures=1, **paces)
         self._lookups = lookups
         self._masters = masters
         self._finder = finder or Fixed()

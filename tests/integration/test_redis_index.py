@@ -268,3 +268,12 @@ def test_a_host_that_leaves_is_dead_at_once_and_its_next_life_is_another(own):
     assert bob.match([key(1)]) == [()]
     for index in (again, bob):
         index.close()
+
+
+def test_connections_are_made_anew_as_often_as_they_break(redis, make_redis_index):  # noqa: F811
+    index = make_redis_index(ALICE)
+    mine = publish_one(index)
+    for _ in range(150):
+        redis.client_kill_filter(_type="normal", skipme=True)
+        assert eventually(lambda: index.match([key(1)]) == [(mine[0],)])
+    assert index.status()["ok"]

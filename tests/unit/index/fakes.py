@@ -22,11 +22,12 @@ class FakeLookups:
     """Answers lookups from `values`.
 
     Attributes:
-        down: whether every call times out.
+        down: whether every call times out, on this clock.
         calls: what was called, in order, but for opening connections.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self.clock = clock
         self.down = self.misplaced = False
         self.calls: list[str] = []
         self.values: dict[bytes, bytes] = {}
@@ -50,6 +51,7 @@ class FakeLookups:
     def _called(self, name):
         self.calls.append(name)
         if self.down:
+            self.clock.now += 0.02
             raise RedisTimeoutError("timed out")
 
 

@@ -60,3 +60,19 @@ def test_an_answer_closes_it_and_forgets_the_pause(breaker, clock):
     assert breaker.closed
     open_(breaker)
     assert breaker.wait() == pytest.approx(0.1)
+
+
+def test_callers_that_fail_at_the_same_moment_do_not_open_it():
+    clock = FakeClock()
+    breaker = Breaker(clock, failures=3, pause=0.1, longest=1.0, span=0.04)
+    for _ in range(20):
+        breaker.failed()
+    assert breaker.closed
+    clock.now += 0.05
+    breaker.failed()
+    assert not breaker.closed
+    breaker.succeeded()
+    clock.now += 0.05
+    for _ in range(20):
+        breaker.failed()
+    assert breaker.closed

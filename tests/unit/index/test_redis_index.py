@@ -25,8 +25,8 @@ def clock():
 
 
 @pytest.fixture
-def lookups():
-    return FakeLookups()
+def lookups(clock):
+    return FakeLookups(clock)
 
 
 @pytest.fixture
