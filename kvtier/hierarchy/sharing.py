@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtier.hierarchy.state import State
-from kvtier.tiers.base import TierNumber
+from kvtier.tiers.base import OWN
 
 EVERY = 5.0
 """Seconds between looks at what is hot."""
@@ -20,12 +20,15 @@ ROUND_NBYTES, ROUND_BLOCKS = 64 << 20, 256
 """What is offered at once; of hot blocks, in one look."""
 ANSWER = 2.0
 """Seconds for an answer to an offer."""
+HOT, HANDED = 1 << 12, 1 << 16
+"""Blocks that are thought of in one look, and when a host goes; more do not travel in the time that it has."""
 OFFERED = 1 << 14
 """Blocks that are remembered because they were offered."""
 POLL, IDLE = 0.1, 3.0
 """Seconds between looks at what others have fetched, and without any progress until no more is expected."""
 
 
+OWN_MASK = np.uint8(sum(1 << tier for tier in OWN))
 Block = tuple[bytes, int]
 """Key, and bytes of the payload."""
 
@@ -90,7 +93,8 @@ class Sharing:
             return 0
         now = self._clock()
         with state.lock:
-            rows = [row for row, _ in self._hottest(self._often) if not self._was_offered(state.table.keys[row], now)]
+            hot = self._hottest(self._often, HOT)
+            rows = [row for row in hot if not self._was_offered(state.table.keys[row], now)]
             blocks = self._blocks(_ancestors_first(state, rows))
         batch = next(_rounds(self._alone(blocks)), None)
         if batch is None:
@@ -105,7 +109,7 @@ class Sharing:
             state.draining = True
             if state.others is None:
                 return HandedOver()
-            blocks = self._blocks(_ancestors_first(state, [row for row, _ in self._hottest(0)]))
+            blocks = self._blocks(_ancestors_first(state, self._hottest(0.0, HANDED)))
         rounds = _rounds(self._alone(blocks))
         offered = taken = handed = 0
         left: list[Block] = []
@@ -133,16 +137,18 @@ class Sharing:
                 with self._state.lock:
                     self._state.stats.faults["sharing_error"] += 1
 
-    def _hottest(self, least: float) -> list[tuple[int, float]]:
+    def _hottest(self, least: float, most: int) -> list[int]:
         """Rows of this host's own blocks that are hit so often, the hottest first. The lock is held."""
-        state, table = self._state, self._state.table
-        rows = np.fromiter(table.rows.values(), np.int64, len(table))
-        rows = rows[table.tiers[rows] != 1 << TierNumber.PEER]
-        heat = table.heat_of(rows, state.clock())
+        table, now = self._state.table, self._state.clock()
+        end = len(table.keys)
+        # Heat only falls, so few rows are left to look at closely, in a table of millions too.
+        rows = np.flatnonzero((table.heat[:end] >= least) & ((table.tiers[:end] & OWN_MASK) > 0))
+        heat = table.heat_of(rows, now)
         rows, heat = rows[heat >= least], heat[heat >= least]
         # Of those that are equally hot, the one that was used last is first.
-        order = np.lexsort((-table.used[rows], -heat))
-        return list(zip(rows[order].tolist(), heat[order].tolist(), strict=True))
+        order = np.lexsort((-table.used[rows], -heat))[:most]
+        hottest: list[int] = rows[order].tolist()
+        return hottest
 
     def _blocks(self, rows: Sequence[int]) -> list[Block]:
         return [(self._state.table.keys[row], int(self._state.table.nbytes[row])) for row in rows]
