@@ -276,4 +276,4 @@ def test_connections_are_made_anew_as_often_as_they_break(redis, make_redis_inde
     for _ in range(150):
         redis.client_kill_filter(_type="normal", skipme=True)
         assert eventually(lambda: index.match([key(1)]) == [(mine[0],)])
-    assert index.status()["ok"]
+    assert eventually(lambda: bool(index.status()["ok"]))
