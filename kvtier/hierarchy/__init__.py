@@ -20,6 +20,7 @@
     placement   which host holds how much of a chain, for routers
     room        how the CPU tier gets room: what can be freed at once, what must be written down first
     staging     blocks on their way into the arena, one flight a key
+    flight      blocks that are on their way together, and who waits for them
     promotion   blocks on their way into the GPU tier
     mover       the background: demotion, moves on request, and the queues of all this
     device      who reads blocks in the GPU tier's own memory, and what leaves it after them

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from kvtier.block import PAGE
 from kvtier.hierarchy.answers import SLOT, Matched
+from kvtier.hierarchy.flight import Staging
 from kvtier.hierarchy.ledger import Lease
 from kvtier.hierarchy.pace import worth
 from kvtier.hierarchy.seeking import Sought
-from kvtier.hierarchy.staging import Stager, Staging
+from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import TierNumber
 

@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtier.block import slot_nbytes
 from kvtier.hierarchy import transfer
+from kvtier.hierarchy.flight import Staging, steps_of
 from kvtier.hierarchy.room import choose
 from kvtier.hierarchy.seeking import Seeker
 from kvtier.hierarchy.state import State
@@ -26,48 +26,6 @@ FLIGHTS = 256
 PEER_FLIGHTS = 64
 """The same for what other hosts have: hosts that answer slowly must not take the places of the disk's flights."""
 PEER_THREADS = 4
-
-
-def _running() -> Future[int]:
-    """A future that one who waits cannot cancel for the others."""
-    future: Future[int] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-@dataclass(slots=True, eq=False)
-class Staging:
-    """Blocks of one chain on their way.
-
-    Attributes:
-        step: done when some more have arrived, or it is over; another one takes its place.
-        done: how many arrived, when all are there or given up.
-        legs: what must end before it is over: its own, and the flights that bring some of the blocks already.
-        keys: of the blocks that it brings itself.
-        pins: slots of those that arrived, held until it is over.
-        followers: flights that wait for this one.
-    """
-
-    step: Future[int] = field(default_factory=_running)
-    done: Future[int] = field(default_factory=_running)
-    legs: int = 0
-    keys: list[bytes] = field(default_factory=list)
-    pins: list[int] = field(default_factory=list)
-    followers: list[Staging] = field(default_factory=list)
-
-
-def _steps(staging: Staging) -> list[Future[int]]:
-    """The futures of those who wait for this flight, directly or not; others take their places."""
-    flights = {staging: None}
-    queue = [staging]
-    while queue:
-        new = [one for one in queue.pop().followers if one not in flights]
-        flights.update(dict.fromkeys(new))
-        queue += new
-    steps = [flight.step for flight in flights]
-    for flight in flights:
-        flight.step = _running()
-    return steps
 
 
 class _Crew:
@@ -192,7 +150,7 @@ class Stager:
                 with self._state.lock:
                     nbytes += sum(map(self._state.cpu.pool.size_class, arrived))
                     staging.pins += arrived
-                    steps = _steps(staging)
+                    steps = steps_of(staging)
                 for step in steps:
                     step.set_result(len(arrived))
             self._observe(wanted, nbytes, time.perf_counter() - began)

@@ -182,6 +182,51 @@ class TestFinding:
             assert session.pin(keys(range(6)), 60.0) == 6
 
 
+class TestOnTheWay:
+    def test_a_slow_host_does_not_hold_up_the_disk(self):
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b", nvme=4 << 20)
+            session = b.session()
+            save(session, [1, 2])
+            session.move(keys([1, 2]), TierNumber.NVME, 5.0)
+            b.peers.gate.clear()
+            for chain in range(10, 20):
+                save(a.session(), [chain])
+                assert session.match(keys([chain]), 0.0, stream=True).staging == 1
+            assert session.match(keys([1, 2]), 10.0).tiers.tolist() == [TierNumber.NVME] * 2
+            b.peers.gate.set()
+
+    def test_a_stream_gets_what_the_disk_has_while_the_rest_is_on_its_way(self):
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b", nvme=4 << 20)
+            save(a.session(), range(8))
+            session = b.session()
+            save(session, range(4))
+            session.move(keys(range(4)), TierNumber.NVME, 5.0)
+            b.peers.gate.clear()
+            assert session.match(keys(range(8)), 0.0, stream=True).staging == 8
+            second = session.match(keys(range(8)), 10.0, stream=True)
+            assert (len(second.slots), second.staging) == (4, 4)
+            session.release(second.lease)
+            b.peers.gate.set()
+            third = session.match(keys(range(8)), 10.0, stream=True, after=4)
+            assert len(third.slots) == 8
+            assert b.stats.hits == {"nvme": 4, "peer": 4}
+            assert misses(b) == {}
+
+    def test_hosts_that_hang_take_so_many_flights_and_no_more(self, monkeypatch):
+        monkeypatch.setattr("kvtier.hierarchy.staging.PEER_FLIGHTS", 2)
+        with Fleet() as fleet:
+            a, b = fleet.host("a"), fleet.host("b")
+            session = b.session()
+            b.peers.gate.clear()
+            for chain in range(3):
+                save(a.session(), [chain])
+                session.match(keys([chain]), 0.0, stream=True)
+            assert misses(b) == {"staging_refused": 1}
+            b.peers.gate.set()
+
+
 class TestDeath:
     def test_a_dead_host_is_a_miss(self):
         with Fleet() as fleet:
