@@ -87,9 +87,10 @@ class Sweep:
         self._bury_after = bury_after
         self._trim = trim
         self._judged = Judged({}, own)
+        self._silent: set[int] = set()
 
     def __iter__(self) -> Iterator[Swept]:
-        buried = self._bury()
+        self._silent = self._bury()
         self._judged = Judged(self._lives(), self._own)
         for number, client in enumerate(self._masters.all):
             cursor = 0
@@ -98,7 +99,8 @@ class Sweep:
                 yield self._part(number, [key for key in keys if len(key) == KEY_NBYTES])
                 if not cursor:
                     break
-        self._erase(buried - self._judged.met)
+        if self._trim:
+            self._erase(self._silent - self._judged.met)
 
     def _part(self, number: int, keys: Sequence[bytes]) -> Swept:
         values = self._exchange(number, [(b"GET", key) for key in keys])
@@ -124,19 +126,19 @@ class Sweep:
         return Swept(len(keys), dead, len(changes) - dead, changed, tuple(mine))
 
     def _lives(self) -> dict[int, int]:
-        """Incarnation of each node but those that were silent for long."""
+        """Incarnation of each node but those that were buried and are silent still."""
         nodes = read_nodes(self._masters.of(NODES), self._bury_after)
         own = nodes.get(self._own.node)
         if own is None or own.incarnation != self._own.incarnation:
             raise RedisError("the node table does not have this host's life: who is dead is not known")
-        return {node.node: node.incarnation for node in nodes.values() if node.alive or node is own}
+        return {node.node: node.incarnation for node in nodes.values() if node.alive or node.node not in self._silent}
 
     def _bury(self) -> set[int]:
-        """Say of nodes that were silent for long that they were told nothing; which."""
+        """Say of nodes that were silent for long that they were told nothing, so that they publish again; which."""
         nodes = read_nodes(self._masters.of(NODES), self._bury_after)
         silent = [node.node for node in nodes.values() if not node.alive and node.node != self._own.node]
         if not self._trim:
-            return set()
+            return set(silent)
         return {node for node in silent if self._masters.run(BURY, NODES, [node, math.ceil(self._bury_after)])}
 
     def _erase(self, nodes: Iterable[int]) -> None:

@@ -97,10 +97,12 @@ class Writer:
                 while not self.needs_publish and (part := list(itertools.islice(parts, self._batch))):
                     with self._telling:  # what is said from here on is told after this batch
                         batch = {key: pack_body(tier, size) for key, tier, size in part if key not in said}
-                        self.needs_publish |= not self._tell(batch)
+                        if not self._tell(batch):
+                            self.needs_publish = True
                     self.drain()
                     self._rest(len(part) * self._seconds)
-                    self.needs_publish |= len(said) > SAID_LIMIT
+                    if len(said) > SAID_LIMIT:
+                        self.needs_publish = True
             finally:
                 self._said = None
 
@@ -125,6 +127,7 @@ class Writer:
             )
             self.pending.clear()
             return False
-        self.needs_publish |= told is Told.LOST
+        if told is Told.LOST:  # never "|=": others set it meanwhile
+            self.needs_publish = True
         self.told += len(updates)
         return True

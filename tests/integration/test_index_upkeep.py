@@ -97,6 +97,23 @@ def test_a_host_that_was_silent_for_long_is_buried_and_publishes_when_it_is_back
     assert redis.get(key(1)) == value(BOB)
 
 
+def test_who_falls_silent_in_the_middle_of_a_round_keeps_what_it_told(redis, make_redis_index):  # noqa: F811
+    alice, bob = (
+        make_redis_index(ALICE, options=SWEEPING, run=False),
+        make_redis_index(BOB, options=SWEEPING, run=False),
+    )
+    held = [(key(number), 2, 10) for number in range(2000)]
+    bob.publish(held)
+    told(alice)
+    parts = iter(alice.sweep(trim=True))
+    next(parts)
+    redis.hset(NODES, BOB.node, record(BOB, age=100))
+    assert sum(part.changed for part in parts) == 0  # it was not told that it has to publish again
+    assert sum(part.changed for part in alice.sweep(trim=True)) == 2000
+    told(bob)
+    assert bob.needs_publish()
+
+
 def test_who_is_not_in_the_node_table_sweeps_nothing(redis, make_redis_index):  # noqa: F811
     alice = make_redis_index(ALICE, run=False)
     told(alice)
