@@ -162,6 +162,16 @@ def test_publishing_stays_due_when_redis_goes_away_in_the_middle(index, updates)
     assert index.needs_publish()
 
 
+def test_publishing_stays_due_when_redis_loses_its_beginning(index, updates):
+    def inventory():
+        for key in KEYS[:4]:
+            updates.answer = Told.LOST if key in KEYS[2:] else Told.WELL  # flushed: the second batch hears of it
+            yield key, 2, 1
+
+    index.publish(inventory())
+    assert index.needs_publish()
+
+
 def test_a_life_that_is_over_tells_nothing_more(index, updates):
     index.add(KEYS[:1], 2, [1])
     updates.answer = Told.SUPERSEDED
