@@ -14,7 +14,7 @@ from pyarrow import flight
 from kvtier.client.credentials import Credentials
 from kvtier.errors import DeadlineExceeded, SessionUnavailable, Unauthenticated
 from kvtier.rpc.bulk import COLUMN, POSITION, Ask
-from kvtier.rpc.channel import REMOTE_OPTIONS
+from kvtier.rpc.channel import OPTIONS
 from kvtier.rpc.conversions import unpack_numbers
 
 PATIENCE = 10.0
@@ -41,7 +41,8 @@ class Bulk:
             proof |= {"cert_chain": tls.cert, "private_key": tls.key}
         self._where = place
         self._headers = [(name.encode(), value.encode()) for name, value in credentials.metadata]
-        self._client = flight.FlightClient(place, generic_options=list(REMOTE_OPTIONS), **proof)
+        # No pings: Flight's server takes more than a few for an attack. Every call has a deadline.
+        self._client = flight.FlightClient(place, generic_options=list(OPTIONS), **proof)
 
     def get(self, ask: Ask, nbytes: int) -> Iterator[memoryview]:
         """The payloads of leased slots, in order; fewer when some are gone.

@@ -24,7 +24,7 @@ from kvtier.hierarchy.streaming import Place
 from kvtier.rpc.bulk import COLUMN, POSITION, Ask
 from kvtier.rpc.conversions import pack_numbers
 from kvtier_services.gateway.callers import Caller
-from kvtier_services.gateway.connections import hang_up
+from kvtier_services.gateway.connections import hang_up, thin_out
 from kvtier_services.gateway.guests import Guest, Ticket
 from kvtier_services.gateway.register import Register, bearer
 from kvtier_services.gateway.tls import Pem
@@ -108,6 +108,12 @@ class Desk:
             used = [peer for whose, peer in self._peers if whose == session]
         for peer in used:
             hang_up(peer, port)
+
+    def thin_out(self, port: int, most: int) -> None:
+        """Cut off connections that no call uses, if there are too many."""
+        with self._lock:
+            used = [peer for _, peer in self._peers]
+        self.counters["cut"] += thin_out(port, used, most)
 
     def cut(self, port: int) -> None:
         """Cut all calls off."""

@@ -207,7 +207,8 @@ class Calls(DoorServicer):
     async def Match(self, request: pb.MatchRequest) -> pb.MatchReply:  # noqa: N802
         """See `Session.match`."""
         guest = await self._guest(request.session, request.after)
-        hierarchy, first = self._hierarchy, not request.stream or request.wait == 0
+        hierarchy, wait = self._hierarchy, _seconds(request.wait)
+        first = not request.stream or wait == 0
         keys, device = unpack_keys(request.keys), request.device if guest.caller is ENGINE else 0
 
         def look_again(sought: Sought | None = None) -> Look:
@@ -215,9 +216,9 @@ class Calls(DoorServicer):
             wish = Wish(guest.session, own, request.prefill, request.stream, request.given, first, device)
             return hierarchy.look(wish, sought)
 
-        until = time.monotonic() + min(request.wait, LONGEST_WAIT)
+        until = time.monotonic() + wait
         look = look_again()
-        if (request.wait or request.stream) and (lookups := look.lookups):
+        if (wait or request.stream) and (lookups := look.lookups):
             hierarchy.release(look.matched.lease)
             await _all_within(lookups, LOOKUP)
             look = look_again(look.sought)
@@ -281,7 +282,7 @@ class Calls(DoorServicer):
         guest = await self._guest(request.session, request.after)
         guest.caller.needs_admin("moving blocks")
         moved = self._hierarchy.move(unpack_keys(request.keys), _tier(request.tier))
-        if not await _within(moved, request.wait):
+        if not await _within(moved, _seconds(request.wait)):
             return pb.MoveReply(late=True)
         return pb.MoveReply(there=moved.result())
 
@@ -386,6 +387,11 @@ async def _result(future: Future[T]) -> T:
     if not await _within(future, LONGEST_WAIT):
         raise DeadlineExceeded(f"that takes longer than {LONGEST_WAIT:g} s; it goes on")
     return future.result()
+
+
+def _seconds(said: float) -> float:
+    """What a client is willing to wait; a client may say anything."""
+    return min(said, LONGEST_WAIT) if said > 0 else 0.0
 
 
 def _said(message: Any) -> dict[str, Any]:

@@ -181,6 +181,7 @@ class RemoteDoor:
         while True:
             await asyncio.sleep(LOOK)
             try:
+                await asyncio.to_thread(self._desk.thin_out, self.bulk_port, CONNECTIONS)
                 if await asyncio.to_thread(self.register.refresh):
                     self._calls.hang_up(self._unknown)
                 if self._renewed is not None and await asyncio.to_thread(self._renewed.refresh):
