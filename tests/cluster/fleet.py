@@ -109,6 +109,7 @@ class Host:
 
     def kill(self, pid: int, signal: str = "KILL") -> None:
         """Send a signal to a process by the number that it has on this host."""
+        assert pid > 0, "no process, and `kill` would take 0 for the whole group"
         subprocess.run(self.place.inside("kill", f"-{signal}", str(pid)), check=True)
 
     def signal_all(self, pattern: str, signal: str = "KILL") -> None:
@@ -125,9 +126,9 @@ class Host:
 
 
 class Fleet:
-    """Three hosts, of which the first runs the Ray head and, unless another one is given, Redis."""
+    """Hosts, of which the first runs the Ray head and, unless another one is given, Redis."""
 
-    def __init__(self, folder: Path, arena: Path, net: Network | None, more: str = "") -> None:
+    def __init__(self, folder: Path, arena: Path, net: Network | None, more: str, names: Sequence[str]) -> None:
         self.network = net
         self._folder = folder
         config = folder / "kvtier.toml"
@@ -136,7 +137,7 @@ class Fleet:
         config.write_text(CONFIG.format(folder=folder, arena=arena, address=address, port=PORT, more=more))
         self.head_address = f"{address}:{PORT}"
         self.hosts = []
-        for number, name in enumerate(NAMES, 1):
+        for number, name in enumerate(names, 1):
             (folder / name).mkdir()
             place = net.machine(name, number) if net else Loopback(folder / name / "run")
             host = Host(name, number, addresses[number - 1], folder / name, config, place)
@@ -145,13 +146,12 @@ class Fleet:
     def __getitem__(self, name: str) -> Host:
         return next(host for host in self.hosts if host.name == name)
 
-    def up(self, names: Sequence[str] = NAMES) -> None:
+    def up(self) -> None:
         """Start the first host, and let the others join it."""
-        for name in names:
-            if name == NAMES[0]:
-                self[name].cli("up")
-            else:
-                self.join(self[name])
+        first, *others = self.hosts
+        first.cli("up")
+        for host in others:
+            self.join(host)
 
     def join(self, host: Host) -> str:
         token = self.hosts[0].folder / "run" / "ray.token"
@@ -175,12 +175,13 @@ class Fleet:
 
 
 @contextmanager
-def fleet(more: str = "", *, apart: bool | None = None) -> Iterator[Fleet]:
+def fleet(more: str = "", *, apart: bool | None = None, names: Sequence[str] = NAMES) -> Iterator[Fleet]:
     """A fleet that is not up yet. Nothing of it is left afterwards, whatever happened to it.
 
     Args:
         more: lines for its kvtier.toml.
         apart: as hosts of their own, or on loopback; None: as the kernel allows.
+        names: of the hosts.
     """
     apart = not why_not() if apart is None else apart
     folder = Path(tempfile.mkdtemp(prefix="kvf"))
@@ -190,10 +191,10 @@ def fleet(more: str = "", *, apart: bool | None = None) -> Iterator[Fleet]:
     try:
         if apart:
             with network() as net:
-                made = Fleet(folder, arena, net, more)
+                made = Fleet(folder, arena, net, more, names)
                 yield made
         else:
-            made = Fleet(folder, arena, None, more)
+            made = Fleet(folder, arena, None, more, names)
             yield made
     finally:
         if made is not None:

@@ -172,6 +172,13 @@ def test_up_in_a_ray_of_the_users(cluster, foreign):
     )
 
 
+def test_only_nodes_with_the_labels_that_are_asked_for(cluster, foreign):
+    cluster.config.write_text(cluster.config.read_text() + '[ray]\nlabels = "zone=a"\n')
+    said = cluster.cli("up", "--address", foreign.address, rc=1, **foreign.env)
+    assert "no live node with the labels zone=a; see ray.labels" in said
+    assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
+
+
 def test_what_is_left_of_a_kvtier_is_removed_by_down(cluster):
     remains(cluster)
     assert "kvtier had ended by itself; what it left was removed" in cluster.cli("down")

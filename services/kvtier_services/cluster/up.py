@@ -188,7 +188,9 @@ def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[s
             raise ConfigError(f"the controller does not start: {exc}") from exc
     faults = [f"{host['host']}: {host['fault']}" for host in hosts if host.get("fault")]
     if faults or not hosts:
-        raise ConfigError("; ".join(faults) or f"the Ray cluster at {running.address} has no live host")
+        labels = settings.config.ray.labels
+        wanted = f"node with the labels {labels}; see ray.labels" if labels else "host"
+        raise ConfigError("; ".join(faults) or f"the Ray cluster at {running.address} has no live {wanted}")
     return hosts
 
 
