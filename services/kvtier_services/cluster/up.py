@@ -195,7 +195,7 @@ def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[s
 
 
 def can_revive(was: Running) -> bool:
-    """Whether only its Ray head is gone, on this very boot, and what that knew was kept."""
+    """Whether its Ray head is gone, and what that knew was kept; after a reboot of its host, too."""
     there = was.ray_storage.startswith("redis://") or Path(was.ray_storage, "session_name").exists()
     return bool(was.own_ray and not was.joined and not was.starting and was.address and there)
 
@@ -209,15 +209,18 @@ def _revive(was: Running, settings: Settings, say: Say) -> Started:
     notes = ["its Ray head was gone and was started again; other hosts kept what they had", *_repair(was, settings)]
     notebook = _Notebook(settings, was)
     say("starting Ray")
-    head.start(
-        was.run,
-        Path(was.ray_token),
-        settings.ray_log,
-        port=int(was.address.rpartition(":")[2]),
-        host=was.host,
-        storage=was.ray_storage,
-        started=lambda began, temp: notebook.write(head=began, ray_temp=temp),
-    )
+    try:
+        head.start(
+            was.run,
+            Path(was.ray_token),
+            settings.ray_log,
+            port=int(was.address.rpartition(":")[2]),
+            host=was.host,
+            storage=was.ray_storage,
+            started=lambda began, temp: notebook.write(head=began, ray_temp=temp),
+        )
+    except ConfigError as exc:
+        raise ConfigError(f"{exc}; if it never does, `kvtier down` gives up what it knew") from exc
     say("starting the tiers")
     enter(was)
     from kvtier_services.cluster import actors
