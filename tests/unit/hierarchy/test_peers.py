@@ -204,7 +204,9 @@ class TestOnTheWay:
             save(session, range(4))
             session.move(keys(range(4)), TierNumber.NVME, 5.0)
             b.peers.gate.clear()
+            b.nvme.gate.clear()
             assert session.match(keys(range(8)), 0.0, stream=True).staging == 8
+            b.nvme.gate.set()
             second = session.match(keys(range(8)), 10.0, stream=True)
             assert (len(second.slots), second.staging) == (4, 4)
             session.release(second.lease)
