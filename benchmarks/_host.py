@@ -16,6 +16,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvtier.hierarchy.cache import Hierarchy
+    from kvtier_services.gateway.remote import RemoteDoor
+
+REMOTE = "KVTIER_BENCH_REMOTE"
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,9 @@ class Disk:
 
 
 @contextlib.contextmanager
-def host(capacity: int, disk: Disk | None = None, *, high: float = 0.9, low: float = 0.8) -> Iterator[Path]:
+def host(
+    capacity: int, disk: Disk | None = None, *, high: float = 0.9, low: float = 0.8, remote: Path | None = None
+) -> Iterator[Path]:
     """Run a host with a CPU tier of this size, and an NVMe tier if wanted; the path of its socket.
 
     Args:
@@ -35,6 +44,8 @@ def host(capacity: int, disk: Disk | None = None, *, high: float = 0.9, low: flo
         disk: the NVMe tier.
         high: watermark of the CPU tier above which old blocks are moved to NVMe.
         low: watermark at which that ends.
+        remote: folder with a `tokens.json` for a door for clients of other hosts, without TLS; its port is written to
+            `port` there. With a `host.pem` and a `host.key` there is TLS.
     """
     with (
         tempfile.TemporaryDirectory(prefix="kvtier-bench-") as run,
@@ -45,7 +56,8 @@ def host(capacity: int, disk: Disk | None = None, *, high: float = 0.9, low: flo
         socket = Path(run) / "door.sock"
         command = [sys.executable, "-m", "benchmarks._host", str(socket), shared, str(capacity), str(high), str(low)]
         command += [str(disk.folder), str(disk.capacity)] if disk else []
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        environ = os.environ | ({REMOTE: str(remote)} if remote else {})
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
         try:
             if process.stdout is None or process.stdout.readline() != b"ready\n":
                 raise RuntimeError("the host did not start; its message is above")
@@ -68,6 +80,16 @@ def folder_on_disk() -> Iterator[Path]:
             root.rmdir()
 
 
+def _remote_door(hierarchy: Hierarchy, folder: Path) -> RemoteDoor:
+    from kvtier_services.gateway.register import Register
+    from kvtier_services.gateway.remote import Listen, RemoteDoor
+    from kvtier_services.gateway.tls import Certificate
+
+    cert, key = folder / "host.pem", folder / "host.key"
+    listen = Listen("127.0.0.1", 0, certificate=Certificate(cert, key) if cert.exists() else None)
+    return RemoteDoor(hierarchy, listen, Register(folder / "tokens.json"), folder / "audit.log")
+
+
 async def _serve(socket: Path, folder: Path, capacity: int, high: float, low: float, disk: Disk | None) -> None:
     from kvtier.hierarchy.cache import Hierarchy, Limits
     from kvtier.index.local import LocalIndex, LocalStore
@@ -85,8 +107,14 @@ async def _serve(socket: Path, folder: Path, capacity: int, high: float, low: fl
     hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("bench")), limits=limits)
     door = Door(hierarchy, socket)
     await door.start()
+    side = _remote_door(hierarchy, Path(os.environ[REMOTE])) if REMOTE in os.environ else None
+    if side is not None:
+        await side.start()
+        Path(os.environ[REMOTE], "port").write_text(str(side.port))
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
+    if side is not None:
+        await side.stop(0)
     await door.stop(0)
     hierarchy.close()
 

@@ -21,6 +21,8 @@ PATIENCE = 10.0
 """Seconds that a call may take besides the time for its bytes."""
 SLOWEST = 8e6
 """Bytes a second below which a call is given up."""
+# A payload is one message, of any size. No pings: Flight's server takes more than a few for an attack.
+BULK_OPTIONS = [*OPTIONS, ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 SCHEMA = pa.schema([pa.field(COLUMN, pa.uint8(), nullable=False)])
 
 
@@ -41,8 +43,7 @@ class Bulk:
             proof |= {"cert_chain": tls.cert, "private_key": tls.key}
         self._where = place
         self._headers = [(name.encode(), value.encode()) for name, value in credentials.metadata]
-        # No pings: Flight's server takes more than a few for an attack. Every call has a deadline.
-        self._client = flight.FlightClient(place, generic_options=list(OPTIONS), **proof)
+        self._client = flight.FlightClient(place, generic_options=BULK_OPTIONS, **proof)
 
     def get(self, ask: Ask, nbytes: int) -> Iterator[memoryview]:
         """The payloads of leased slots, in order; fewer when some are gone.

@@ -84,7 +84,7 @@ class TestRemoteSession(SessionKit, RetentionKit):
         opened, token = [], remote.add("kit", admin=True)
 
         def open_session():
-            opened.append(remote.session(token))
+            opened.append(remote.session(token, call_timeout=5.0))
             return opened[-1]
 
         yield open_session

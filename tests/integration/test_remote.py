@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -330,13 +331,15 @@ class TestDeath:
         session = opened(remote.session(remote.add("kit", admin=True)))
         save(session, 0, 100)
         matched = session.match(chain(0, 100), 0.0)
-        stream = session._line.mapping._carrier.get(Ask(session._line._at.session, matched.lease, range(100)), 1 << 30)
+        # More than the sockets between them hold.
+        ask = Ask(session._line._at.session, matched.lease, [*range(100)] * 50)
+        stream = session._line.mapping._carrier.get(ask, 1 << 30)
         next(stream)
         session._line._at.lose()
         assert eventually(lambda: not remote.door._calls.guests)
         assert eventually(lambda: int(host.hierarchy.state.cpu.pool._refs.max()) == 1)
-        with pytest.raises(SessionError):
-            list(stream)
+        with suppress(SessionError):
+            assert len(list(stream)) < 4000, "the rest does not come"
 
     def test_slots_into_which_bytes_are_put_stay_quarantined_until_they_are_there(self, remote, host, opened):
         session = opened(remote.session(remote.add("kit", admin=True)))
