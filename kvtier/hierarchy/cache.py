@@ -255,6 +255,11 @@ class Hierarchy:
     def clear(self, space: bytes) -> int:
         """See `Session.clear`."""
         with self.state.lock:
+            coming = list(self.state.abroad)
+        for part in stock.parts(coming):  # any of these may be of it, and would come in behind
+            with self.state.lock:
+                self.state.reclaim(part)
+        with self.state.lock:
             keys = retention.of_space(self.state, space)
         return self._drop(keys, "clear", self._forget)
 

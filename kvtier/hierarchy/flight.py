@@ -21,7 +21,7 @@ class Staging:
         step: done when some more have arrived, or it is over; another one takes its place.
         done: how many arrived, when all are there or given up.
         legs: what must end before it is over: its own, and the flights that bring some of the blocks already.
-        keys: of the blocks that it brings itself.
+        lives: of the rows of the blocks that it brings itself; what is known of a block anew, it does not bring.
         pins: slots of those that arrived, held until it is over.
         followers: flights that wait for this one.
     """
@@ -29,7 +29,7 @@ class Staging:
     step: Future[int] = field(default_factory=running)
     done: Future[int] = field(default_factory=running)
     legs: int = 0
-    keys: list[bytes] = field(default_factory=list)
+    lives: dict[bytes, int] = field(default_factory=dict)
     pins: list[int] = field(default_factory=list)
     followers: list[Staging] = field(default_factory=list)
 

@@ -23,6 +23,8 @@ from kvtier.tiers.base import TierNumber
 
 TICK = 0.05
 """Seconds between looks at watermarks, quarantine and index when nothing else wakes the keeper."""
+BRINGERS = 4
+"""Requests to bring blocks up that wait for other hosts at a time; nothing else waits behind them."""
 WAITING = {"moves": 256, "promotions": 64}
 """How much of each kind of work may wait; more is refused."""
 ONLY_CPU = 1 << TierNumber.CPU
@@ -42,6 +44,8 @@ class Mover:
         self._high, self._low = high, low
         self.stager = Stager(state, self.demote)
         self._worker = ThreadPoolExecutor(1, "kvtier-move")
+        self._bringers = ThreadPoolExecutor(BRINGERS, "kvtier-bring")
+        self._bringing: set[Future[int]] = set()
         self._closing = threading.Event()
         self._kicked = threading.Event()
         self._relieving = threading.Lock()
@@ -60,12 +64,16 @@ class Mover:
         self._closing.set()
         self._kicked.set()
         self._worker.shutdown(wait=True)
-        self.stager.close()
+        self.stager.close()  # with which the bringers' flights end
+        self._bringers.shutdown(wait=True)
         if self._keeper.is_alive():
             self._keeper.join()
 
     def drain(self) -> None:
         """Wait until everything that was asked for so far is done, and the CPU tier is below its watermark."""
+        with self._state.lock:
+            bringing = list(self._bringing)
+        wait(bringing)
         self._submit(lambda: 0).result()
         self.stager.drain()
         self._relieve()
@@ -98,15 +106,15 @@ class Mover:
             rows = [row for offset in offsets.tolist() if (row := state.at.get(offset)) is not None]
             keys = [state.table.keys[row] for row in rows if not state.table.has(row, TierNumber.GPU)]
         if keys:
-            self._queue("promotions", self._promote, keys)
+            self._queue("promotions", self._worker, self._promote, keys)
 
     def move(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """Bring blocks to one tier and out of the other memory tiers; how many are there at the end."""
-        return self._queue("moves", self._move, list(keys), tier)
+        return self._queue("moves", self._worker, self._move, list(keys), tier)
 
     def bring(self, keys: Sequence[bytes], tier: TierNumber) -> Future[int]:
         """Bring a chain's blocks up to one tier, from other hosts too; how many are there at the end."""
-        return self._queue("moves", self._fetch, list(keys), tier)
+        return self._queue("moves", self._bringers, self._fetch, list(keys), tier)
 
     def pin(
         self,
@@ -117,7 +125,7 @@ class Mover:
         allowance: Callable[[], int] | None = None,
     ) -> Future[int]:
         """Bring a chain's blocks to the CPU tier and keep them there; how many are kept."""
-        return self._queue("moves", self._pin, list(keys), seconds, owner, share, allowance)
+        return self._queue("moves", self._bringers, self._pin, list(keys), seconds, owner, share, allowance)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Tell all tiers, in the background, to forget blocks that were dropped."""
@@ -132,25 +140,28 @@ class Mover:
         """How much waits, by what it waits for."""
         return {"flights": self.stager.flights} | {kind: self._waiting[kind] for kind in WAITING}
 
-    def _queue(self, kind: str, work: Callable[..., int], *args: Any) -> Future[int]:
+    def _queue(self, kind: str, who: ThreadPoolExecutor, work: Callable[..., int], *args: Any) -> Future[int]:
         """Queue work that can be refused; it answers 0, counted, when too much of its kind waits already."""
         with self._state.lock:
             if self._waiting[kind] >= WAITING[kind]:
                 self._state.stats.faults[f"{kind}_refused"] += 1
                 return _nothing()
             self._waiting[kind] += 1
-        future = self._submit(work, *args)
-        future.add_done_callback(lambda _: self._done(kind))
+            future = self._submit(work, *args, who=who)
+            if who is self._bringers:
+                self._bringing.add(future)
+        future.add_done_callback(lambda _: self._done(kind, future))
         return future
 
-    def _done(self, kind: str) -> None:
+    def _done(self, kind: str, future: Future[int]) -> None:
         with self._state.lock:
             self._waiting[kind] -= 1
+            self._bringing.discard(future)
 
-    def _submit(self, work: Callable[..., int], *args: Any) -> Future[int]:
+    def _submit(self, work: Callable[..., int], *args: Any, who: ThreadPoolExecutor | None = None) -> Future[int]:
         """Queue work; what is not done because this is closing, or fails, answers 0."""
         try:
-            return self._worker.submit(self._guarded, work, *args)
+            return (who or self._worker).submit(self._guarded, work, *args)
         except RuntimeError:  # closed
             return _nothing()
 
@@ -178,14 +189,18 @@ class Mover:
         return promotion.promote(self._state, self.stager, self._leave, keys)
 
     def _fetch(self, keys: list[bytes], tier: TierNumber) -> int:
-        """Like `_bring`; what this host does not know is looked up first."""
+        """Look up what this host does not know, and bring all up. On a bringer's thread."""
         with self._state.lock:
             known = len(self._state.table.prefix(keys))
             sought = self.stager.seeker.seek(keys[known:], lambda: None)
         wait([seek.done for seek in sought.seeks], LOOKUP)
-        return self._bring(keys, tier)
+        self._bring(keys)
+        if tier is TierNumber.GPU and tier in self._state.tiers:
+            self._submit(self._promote, keys).result()
+        return sum(self._has(key, tier) for key in keys)
 
-    def _bring(self, keys: list[bytes], tier: TierNumber) -> int:
+    def _bring(self, keys: Sequence[bytes]) -> None:
+        """Bring blocks to the CPU tier."""
         state = self._state
         with state.lock:
             known = state.table.prefix(keys)
@@ -195,9 +210,6 @@ class Mover:
             staging = self.stager.stage(keys)
         if staging is not None:
             staging.done.result()
-        if tier is TierNumber.GPU and tier in state.tiers:
-            self._promote(keys)
-        return sum(self._has(key, tier) for key in keys)
 
     def _pin(
         self, keys: list[bytes], seconds: float, owner: str, share: float, allowance: Callable[[], int] | None
@@ -215,14 +227,18 @@ class Mover:
 
     def _move(self, keys: list[bytes], tier: TierNumber) -> int:
         state = self._state
+        with state.lock:
+            keys = [key for key in keys if key not in state.abroad]
         if tier is TierNumber.NVME:
             absent = [key for key in keys if not self._has(key, tier)]
             for batch in transfer.batches(state, absent):
-                self._bring(batch, TierNumber.CPU)
+                self._bring(batch)
                 with transfer.pinned(state, self._rows(batch)) as here:
                     transfer.write(state, tier, here)
         else:
-            self._bring(keys, tier)
+            self._bring(keys)
+            if tier is TierNumber.GPU and tier in state.tiers:
+                self._promote(keys)
         there = [key for key in keys if self._has(key, tier)]
         for other in (TierNumber.GPU, TierNumber.CPU):
             if other is not tier:

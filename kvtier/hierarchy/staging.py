@@ -54,10 +54,11 @@ class Stager:
         self._state = state
         self._demote = demote
         self._flights: dict[bytes, Staging] = {}
+        self._up: set[Staging] = set()
         self._own = _Crew("", threads)
         self._abroad = _Crew("-peer", PEER_THREADS) if TierNumber.PEER in state.tiers else self._own
         self.seeker = Seeker(state, self._flights.__contains__)
-        self._waiting = self._waiting_abroad = 0
+        self._waiting_abroad = 0
         self._closing = False
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class Stager:
         """Wait until nothing is flying."""
         while True:
             with self._state.lock:
-                flights = set(self._flights.values())
+                flights = list(self._up)
             if not flights:
                 return
             for flight in flights:
@@ -80,7 +81,7 @@ class Stager:
     @property
     def flights(self) -> int:
         """Requests that blocks are being staged for, or wait for it."""
-        return self._waiting
+        return len(self._up)
 
     @property
     def flying(self) -> int:
@@ -102,8 +103,9 @@ class Stager:
             row = state.row(key)
             if row is None or state.table.has(row, TierNumber.CPU):
                 continue
-            if key in self._flights:
-                others[self._flights[key]] = None
+            flight = self._flights.get(key)
+            if flight is not None and flight.lives[key] == state.table.life[row]:
+                others[flight] = None
             else:
                 tier = TierNumber(state.table.best(row))
                 (abroad if tier is TierNumber.PEER else own)[key] = tier
@@ -111,7 +113,7 @@ class Stager:
             abroad = {}
         if not own and not abroad and len(others) < 2:
             return next(iter(others), None)
-        if self._waiting >= FLIGHTS:
+        if len(self._up) >= FLIGHTS:
             return None
         return self._take_off(own, abroad, list(others), asked)
 
@@ -122,13 +124,13 @@ class Stager:
         others: list[Staging],
         asked: bool,  # noqa: FBT001
     ) -> Staging:
-        staging = Staging(legs=1)
-        self._waiting += 1
+        staging, life = Staging(legs=1), self._state.table.life
+        self._up.add(staging)
         for crew, wanted in ((self._own, own), (self._abroad, abroad)):
             if not wanted:
                 continue
             staging.legs += 1
-            staging.keys += wanted
+            staging.lives |= {key: int(life[row]) for key in wanted if (row := self._state.row(key)) is not None}
             self._flights.update(dict.fromkeys(wanted, staging))
             self._waiting_abroad += wanted is abroad
             try:
@@ -167,9 +169,10 @@ class Stager:
             staging.legs -= 1
             if staging.legs:
                 return
-            self._waiting -= 1
-            for key in staging.keys:
-                del self._flights[key]
+            self._up.discard(staging)
+            for key in staging.lives:
+                if self._flights.get(key) is staging:
+                    del self._flights[key]
             self._state.cpu.pool.release(np.array(staging.pins, np.int64))
             step = staging.step
         staging.done.set_result(len(staging.pins))
@@ -228,10 +231,11 @@ class Stager:
                 if row is None:
                     return landings, at == len(keys)
                 nbytes = int(state.table.nbytes[row])
+                hopeless = slot_nbytes(nbytes) > state.cpu.pool.capacity  # nobody need leave for it
                 coming = slot_nbytes(nbytes) * min(len(keys) - at, transfer.BATCH_BLOCKS)
                 # What is free may be of another size.
-                victims = choose(state, nbytes, coming)
-            if not self._demote(victims.rows):
+                victims = [] if hopeless else choose(state, nbytes, coming).rows
+            if not self._demote(victims):
                 with state.lock:
                     state.stats.faults["staging_no_room"] += 1
                 return landings, False
