@@ -9,7 +9,9 @@
     description  what a router must know of a keyspace to name its blocks
     scope      what these share: keyspace, codec, session
     headers    proof that a slot holds the block that was asked for
-    session    Session: what lies below, three ways: in process (local), same host (door), another host
+    session    Session: what lies below: in process (local), or behind a door (door)
+    way        how a door is reached, and where slots are read and written: the mapped arena (mapping), or memory
+               that is filled from another host (remote, staged, bulk, credentials)
 
 An engine's thread pays for one control call and one decode: `match` asks the host once and gets slots; `load` decodes
 straight from the mapped arena into the caller's tensors; then generations are compared, which proves that no slot was

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ import torch
 from kvtier.block import slot_nbytes
 from kvtier.client.connect import connect
 from kvtier.client.credentials import Credentials
-from kvtier.client.door import DoorSession
+from kvtier.client.door import DoorSession, ask_status
 from kvtier.client.local import LocalSession
 from kvtier.errors import ConfigError, OverQuota, SessionError, SessionUnavailable, Unauthenticated
 from kvtier.hierarchy.answers import GrantState
@@ -44,6 +44,7 @@ from kvtier_services.gateway import tokens
 from kvtier_services.gateway.remote import Listen
 from kvtier_services.gateway.tls import Certificate
 from kvtier_services.gateway.tokens import Quota
+from tests.cluster.network import network, why_not
 from tests.door_fixture import ROOT, door_in_thread, folders
 from tests.remote_fixture import Authority, remote_door
 
@@ -297,8 +298,15 @@ def _way(remote, token, ca):
 def engine(remote):
     """A client in a process of its own that holds 3 leased blocks and 4 reserved slots."""
     token = remote.add("engine", admin=True)
+    with child("client", remote.url, token, "10") as process:
+        yield process
+
+
+@contextmanager
+def child(*args, within=lambda *command: list(command)):
+    """A process that runs `tests.remote_child`, in a network of its own if need be."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "services")])}
-    command = [sys.executable, "-m", "tests.remote_child", remote.url, token, "10"]
+    command = within(sys.executable, "-m", "tests.remote_child", *map(str, args))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, cwd=ROOT, text=True)
     try:
         yield process
@@ -325,6 +333,25 @@ class TestDeath:
             time.sleep(0.05)
         assert eventually(lambda: host.hierarchy.state.cpu.pool.used == 3 * SIZE)
         assert remote.door.register.tenants["engine"].sessions == set()
+
+    @pytest.mark.slow
+    def test_a_client_whose_network_swallows_everything_is_gone_within_ten_seconds(self, tmp_path):
+        if why := why_not():
+            pytest.skip(why)
+        with folders() as (socket, arena), network() as net:
+            far = net.machine("far", 1)
+            with child("host", socket, arena, tmp_path, net.address, within=net.inside) as host:
+                said = json.loads(host.stdout.readline())
+                url = f"grpc://{net.address}:{said['port']}"
+                with child("client", url, said["token"], 10, within=far.inside) as engine:
+                    assert json.loads(engine.stdout.readline())["whole"]
+                    assert ask_status(socket)["leases"] == 1
+                    net.unplug(1)
+                    began = time.monotonic()
+                    while (status := ask_status(socket))["leases"] or status["sessions"]:
+                        assert time.monotonic() - began < 10.0
+                        time.sleep(0.1)
+                    assert status["tiers"][0]["used"] == 3 * SIZE
 
     def test_a_client_that_stops_reading_holds_no_slot_for_long(self, remote, host, opened):
         """Its session ends, and with it the connection that its bytes wait for."""
