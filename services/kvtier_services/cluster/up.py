@@ -208,19 +208,7 @@ def _revive(was: Running, settings: Settings, say: Say) -> Started:
     node.sweep(was.ray_temp)
     notes = ["its Ray head was gone and was started again; other hosts kept what they had", *_repair(was, settings)]
     notebook = _Notebook(settings, was)
-    say("starting Ray")
-    try:
-        head.start(
-            was.run,
-            Path(was.ray_token),
-            settings.ray_log,
-            port=int(was.address.rpartition(":")[2]),
-            host=was.host,
-            storage=was.ray_storage,
-            started=lambda began, temp: notebook.write(head=began, ray_temp=temp),
-        )
-    except ConfigError as exc:
-        raise ConfigError(f"{exc}; if it never does, `kvtier down` gives up what it knew") from exc
+    _start_again(was, settings, notebook, say)
     say("starting the tiers")
     enter(was)
     from kvtier_services.cluster import actors
@@ -229,6 +217,30 @@ def _revive(was: Running, settings: Settings, say: Say) -> Started:
         hosts = ready(actors.ActorCall(actors.CONTROLLER, was.namespace), host_name())
     notes += [note for host in hosts for note in host_notes(host)]
     return Started(notebook.running, hosts, tuple(notes), time.monotonic() - began)
+
+
+def _start_again(was: Running, settings: Settings, notebook: _Notebook, say: Say) -> None:
+    """Start a head as it was before; more than once, because Ray gives a node 30 s, and a host that boots is busy."""
+    deadline = time.monotonic() + READY_SECONDS / 2
+    while True:
+        say("starting Ray")
+        try:
+            head.start(
+                was.run,
+                Path(was.ray_token),
+                settings.ray_log,
+                port=int(was.address.rpartition(":")[2]),
+                host=was.host,
+                storage=was.ray_storage,
+                started=lambda began, temp: notebook.write(head=began, ray_temp=temp),
+            )
+        except ConfigError as exc:
+            process.end(lambda: processes(notebook.running), END_SECONDS)
+            node.sweep(notebook.running.ray_temp)
+            if time.monotonic() > deadline:
+                raise ConfigError(f"{exc}; if it never does, `kvtier down` gives up what it knew") from exc
+        else:
+            return
 
 
 def ready(controller: Callable[..., Any], host: str) -> list[dict[str, Any]]:
