@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvtier.hierarchy.cache import Hierarchy
-from kvtier.testing.session import eventually
 from kvtier_services.gateway.control import Door
 
 SHARED = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -79,9 +78,10 @@ class Child:
         return json.loads(line)
 
     def signal(self, number: int) -> None:
-        self._process.send_signal(number)
         if number == signal.SIGSTOP:
-            assert eventually(lambda: _state(self._process.pid) == "T")
+            stop(self._process)
+        else:
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         if self._process.poll() is None:
@@ -90,5 +90,7 @@ class Child:
         self._process.stdout.close()
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def stop(process: subprocess.Popen) -> None:
+    """Stop a child; when this returns, none of its threads runs."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kvtier.hierarchy.answers import Place, Placement
+from kvtier.hierarchy.seeking import MOST
 from kvtier.hierarchy.state import State
 from kvtier.index.base import Replica
 from kvtier.tiers.base import OWN, TierNumber
 
 
 def where(state: State, keys: Sequence[bytes]) -> Placement:
-    """See `Session.where`: what this host's table says of it, and one lookup for all others.
+    """See `Session.where`: what this host's table says of it, and the index of all others.
 
     Nothing is leased, moved, touched or counted. May take as long as the index's time-out; not for the door's loop.
     """
@@ -21,9 +22,8 @@ def where(state: State, keys: Sequence[bytes]) -> Placement:
     tiers = {index.node: _mine(state, keys)}
     complete = True
     if keys and index.others():
-        found: list[tuple[Replica, ...]] | None = index.match(keys)
-        complete = found is not None
-        tiers |= _theirs(found or [], index.node)
+        found, complete = _found(state, keys)
+        tiers |= _theirs(found, index.node)
     places = [
         Place(names[node], node == index.node, sum(counts.values()), _named(counts))
         for node, counts in tiers.items()
@@ -40,6 +40,17 @@ def _mine(state: State, keys: Sequence[bytes]) -> Counter[int]:
         best = table.best_of(rows[: table.alive(rows, state.clock())]).tolist()
     abroad = next((i for i, tier in enumerate(best) if tier not in OWN), len(best))
     return Counter(best[:abroad])
+
+
+def _found(state: State, keys: Sequence[bytes]) -> tuple[list[tuple[Replica, ...]], bool]:
+    """Replicas of a chain, as far as another host has its blocks, and whether the index always answered."""
+    index, found = state.index, list[tuple[Replica, ...]]()
+    for at in range(0, len(keys), MOST):
+        part = index.match(keys[at : at + MOST])
+        found += part or []
+        if part is None or all(replica.node == index.node for replica in part[-1]):
+            return found, part is not None
+    return found, True
 
 
 def _theirs(found: Sequence[tuple[Replica, ...]], mine: int) -> dict[int, Counter[int]]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import filterfalse, islice, takewhile
 
+from kvtier.block import slot_nbytes
 from kvtier.hierarchy.state import State
 from kvtier.index.base import Replica
 from kvtier.tiers.base import TierNumber
@@ -18,6 +19,9 @@ THREADS = 4
 """Lookups at a time; each is bounded by the index itself."""
 SEEKS = 64
 """Lookups that may be under way or wait; what is asked for beyond them is not looked up."""
+FIRST, MOST = 512, 4096
+"""Blocks that the index is asked for at once: of a chain the first, and later ones. What nobody has costs little then,
+and no lookup is so large that it is late whatever the index does."""
 PART = 256
 """Blocks that the table takes note of at a time."""
 ABROAD = 1 << 15
@@ -26,6 +30,11 @@ STALE = 5.0
 """Seconds after which what was heard of other hosts, and not fetched, is forgotten: they may have dropped it."""
 SHUN = 2.0
 """Seconds for which a block that could not be fetched is not looked up again."""
+PATIENCE, ABSENT = 20.0, 0.5
+"""What nobody has is not looked up again for so many times as long as the lookup took, at most for so many seconds. So
+many requests for it, and one that waits and is asked for again and again, cost a busy index next to nothing."""
+ABSENTEES = 1 << 12
+"""Blocks that are remembered because nobody had them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +75,8 @@ class Seeker:
         self._state = state
         self._flying = flying
         self._seeks: dict[bytes, Seek] = {}
-        self._shunned: dict[bytes, float] = {}
+        self._absent: dict[bytes, tuple[float, float]] = {}
+        """First blocks of what nobody had, when that was, and for how many seconds it counts."""
         self._pending = 0
         self._threads = ThreadPoolExecutor(THREADS, "kvtier-seek")
 
@@ -96,7 +106,7 @@ class Seeker:
             if key in self._seeks:
                 seeks[self._seeks[key]] = None
             elif key not in known:
-                if self._barred(key) or self._shuns(key, now):
+                if self._barred(key) or self._shuns(key, now) or self._is_absent(key, now):
                     break  # without it, those behind it are of no use
                 fresh.append(key)
         if fresh:
@@ -124,6 +134,11 @@ class Seeker:
         since = self._state.unfetched.get(key)
         return since is not None and 0 <= now - since < SHUN
 
+    def _is_absent(self, key: bytes, now: float) -> bool:
+        """Whether nobody had it a moment ago."""
+        since, seconds = self._absent.get(key, (0.0, 0.0))
+        return 0 <= now - since < seconds
+
     def _start(self, chain: Sequence[bytes], fresh: list[bytes], then: Callable[[], None]) -> Seek:
         seek = Seek()
         seek.done.set_running_or_notify_cancel()
@@ -138,12 +153,22 @@ class Seeker:
         return seek
 
     def _run(self, seek: Seek, chain: list[bytes], fresh: list[bytes], then: Callable[[], None]) -> None:
-        state = self._state
+        state, began = self._state, self._state.clock()
         try:
-            found = self._ask(fresh)
-            seek.answered = found is not None
-            self._learn(chain, found or {})
-            then()
+            at, most = 0, FIRST
+            while at < len(fresh):
+                part = fresh[at : at + most]
+                found = self._ask(part)
+                seek.answered = found is not None
+                if found:
+                    self._learn(chain, found)
+                    then()
+                missing = next((key for key in part if key not in (found or {})), None)
+                if missing is not None:
+                    if seek.answered:
+                        self._miss(missing, state.clock() - began)
+                    break
+                at, most = at + len(part), MOST
         except Exception:  # noqa: BLE001 - a lookup that fails is a miss
             with state.lock:
                 state.stats.faults["seek_error"] += 1
@@ -154,21 +179,30 @@ class Seeker:
                     del self._seeks[key]
             seek.done.set_result(None)
 
+    def _miss(self, key: bytes, took: float) -> None:
+        """Nobody has this, as a lookup that took so many seconds found out."""
+        with self._state.lock:
+            self._absent.pop(key, None)
+            self._absent[key] = self._state.clock(), min(ABSENT, PATIENCE * took)
+            if len(self._absent) > ABSENTEES:
+                del self._absent[next(iter(self._absent))]
+
     def _ask(self, keys: list[bytes]) -> dict[bytes, int] | None:
-        """Payload bytes of what live hosts have of these; None when the index does not answer."""
+        """Payload bytes of what this host can get of these from others; None when the index does not answer."""
         index, others = self._state.index, self._state.others
         answer: list[tuple[Replica, ...]] | None = index.match(keys)
-        if answer is None:
+        if answer is None or others is None:
             return None
         nodes = {node.node: node for node in index.nodes() if node.alive and node.door and node.node != index.node}
-        there: list[tuple[bytes, tuple[Replica, ...]]] = []
+        there: dict[bytes, tuple[Replica, ...]] = {}
         for key, replicas in zip(keys, answer, strict=True):
             live = tuple(replica for replica in replicas if replica.node in nodes)
             if live:
-                there.append((key, live))
-        if there and others is not None:
-            others.found([key for key, _ in there], [replicas for _, replicas in there], nodes)
-        return {key: replicas[-1].nbytes for key, replicas in there}
+                there[key] = live
+        if there:
+            others.found(list(there), list(there.values()), nodes)
+        ways = others.contains(list(there))
+        return {key: replicas[-1].nbytes for (key, replicas), way in zip(there.items(), ways, strict=True) if way}
 
     def _learn(self, chain: list[bytes], found: dict[bytes, int]) -> None:
         """The table knows what was found, as far as the chain has no gap."""
@@ -180,7 +214,8 @@ class Seeker:
                     if state.row(key) is not None:
                         continue
                     full = len(state.abroad) + len(coming) >= ABROAD
-                    if key not in found or full or self._barred(key):
+                    fits = 0 < slot_nbytes(found.get(key, 0)) <= state.cpu.pool.capacity
+                    if not fits or full or self._barred(key):
                         found = {}
                         break
                     coming.append(state.learn(key, found[key]))

@@ -135,6 +135,8 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
     # Still granted to nobody else, the slots are read without the lock.
     whole, records = state.cpu.headers(keys, slots.offsets.tolist(), slots.nbytes.tolist())
     whole &= np.array(answer or [False] * len(keys), np.bool_)
+    if tier is TierNumber.PEER:  # whose clock may be behind
+        whole &= (records["expires"] == 0) | (records["expires"] > state.clock())
     arrived: list[int] = []
     placed: list[int] = []
     lost: list[int] = []

@@ -89,7 +89,7 @@ class PeerStatus:
 
 
 class OtherHosts(Tier, Protocol):
-    """All other hosts as a tier, which is only read."""
+    """All other hosts as a tier, which is only read; it `contains` what was found and can be asked for now."""
 
     def found(self, keys: Sequence[bytes], replicas: Sequence[tuple[Replica, ...]], nodes: Mapping[int, Node]) -> None:
         """Remember, for `read`, where these are; `nodes`: the other hosts, by number."""

@@ -121,8 +121,13 @@ class PeerTier:
             self._book.forget(keys)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether there is a way to each block, and its host is not being avoided."""
+        asks: dict[Peer, bool] = {}
         with self._use():
-            return [bool(routes) for routes in self._book.routes(keys)]
+            known = self._book.routes(keys)
+            for peer in {route.peer for routes in known for route in routes}:
+                asks[peer] = peer.asks()
+            return [any(asks[route.peer] for route in routes) for routes in known]
 
     def inventory(self) -> Inventory:
         with self._use():

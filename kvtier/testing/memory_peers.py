@@ -37,6 +37,7 @@ class MemoryPeers:
     Attributes:
         gate: while it is cleared, reads hang.
         corrupt: keys whose bytes arrive damaged.
+        avoided: doors that are not asked now.
         calls: by name.
     """
 
@@ -52,6 +53,7 @@ class MemoryPeers:
         self.gate = threading.Event()
         self.gate.set()
         self.corrupt: set[bytes] = set()
+        self.avoided: set[str] = set()
         self.calls: Counter[str] = Counter()
 
     def found(self, keys: Sequence[bytes], replicas: Sequence[tuple[Replica, ...]], nodes: Mapping[int, Node]) -> None:
@@ -84,7 +86,7 @@ class MemoryPeers:
             self._routes.pop(key, None)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        return [key in self._routes for key in keys]
+        return [not self.avoided.issuperset(self._routes.get(key, ())) for key in keys]
 
     def inventory(self) -> Inventory:
         return Inventory([], np.empty(0, STORED))

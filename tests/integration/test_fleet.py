@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvtier.testing.index import eventually
-from tests.door_fixture import ROOT
+from tests.door_fixture import ROOT, stop
 from tests.fleet_host import FleetHost
 from tests.redis_fixture import redis, shared_redis  # noqa: F401
 
@@ -120,7 +120,7 @@ def test_a_host_that_hangs_holds_nobody_up(fleet):
     a, b = far("a"), here()
     assert a.tell(f"save 0 {COUNT}") == COUNT
     assert meets(b)
-    os.kill(a.process.pid, signal.SIGSTOP)
+    stop(a.process)
     began = time.monotonic()
     assert b.load(range(COUNT), 0.5) == 0
     assert time.monotonic() - began < 5.0

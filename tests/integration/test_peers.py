@@ -29,7 +29,7 @@ from kvtier.peers.tls import Tls, TlsFiles
 from kvtier.peers.wire import Kind
 from kvtier.testing.payloads import key_of, payload_of
 from kvtier.tiers.base import TierNumber
-from tests.door_fixture import ROOT
+from tests.door_fixture import ROOT, stop
 from tests.peer_fixture import LIMITS, SECRET, Far, PeerDesk, far, near, node_at, nothing_left
 
 COUNT, NBYTES = WINDOW_BLOCKS + 88, 5000
@@ -108,7 +108,7 @@ class TestAHostThatDies:
             reader = threading.Thread(target=lambda: answers.extend(desk.read(range(COUNT))))
             reader.start()
             assert process.stdout.readline() == "hangs\n"
-            process.send_signal(signal.SIGSTOP)
+            stop(process)
             reader.join()
             assert time.monotonic() - began < 5
             assert answers == [True] * WINDOW_BLOCKS + [False] * 88
@@ -124,12 +124,13 @@ class TestAHostThatDies:
         with child(3, NBYTES) as (process, door), desk_of(arena, []) as desk:
             desk.find(range(3), NBYTES, [node_at(door)])
             assert all(desk.read(range(3)))
-            process.send_signal(signal.SIGSTOP)
+            stop(process)
             began = time.monotonic()
             assert not any(desk.read(range(3)))
             assert LIMITS.stall * 0.9 < time.monotonic() - began < 4
             began = time.monotonic()
             desk.find(range(3), NBYTES, [node_at(door)])
+            assert desk.contains(range(3)) == [False] * 3, "nobody is told to wait for what will not come"
             assert not any(desk.read(range(3)))
             assert time.monotonic() - began < LIMITS.stall * 0.9, "a host that hangs is asked only now and then"
             assert counters(desk)["avoided"] == 3

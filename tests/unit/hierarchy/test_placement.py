@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvtier.hierarchy import placement
 from kvtier.hierarchy.answers import Place
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.tiers.base import TierNumber
@@ -86,3 +87,12 @@ def test_blocks_that_only_other_hosts_have_are_not_this_hosts(fleet):
     with state.lock:
         state.enter([state.learn(keys([2])[0], 100)], TierNumber.PEER)
     assert fleet.where(range(3)) == [("test", 2, {"cpu": 2})]
+
+
+def test_a_long_chain_is_asked_for_in_parts_as_far_as_others_have_it(fleet, monkeypatch):
+    """A lookup of everything at once would be late whatever the index does."""
+    monkeypatch.setattr(placement, "MOST", 3)
+    fleet.other("one", range(7))
+    lookups = fleet.host.index.status()["lookups"]
+    assert fleet.where(range(100)) == [("one", 7, {"cpu": 7})]
+    assert fleet.host.index.status()["lookups"] == lookups + 3
