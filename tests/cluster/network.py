@@ -97,7 +97,8 @@ class Network:
         machine = Machine(processes=True)
         self._machines.append(machine)
         plug, run = f"plug{number}", self._switch.run
-        run("ip", "link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns", str(machine.pid))
+        card = ("address", f"02:00:00:77:00:{number:02x}")  # of the machine: it stays when that is started anew
+        run("ip", "link", "add", plug, "type", "veth", "peer", "name", "eth0", *card, "netns", str(machine.pid))
         run("ip", "link", "set", plug, "master", "br0", "up")
         machine.run("hostname", name)
         machine.run("ip", "link", "set", "lo", "up")
