@@ -15,6 +15,9 @@ from kvtier.hierarchy.ledger import Pin
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import OWN, TierNumber
 
+SHED_AMONG = 4096
+"""Blocks that are looked at when a tenant must make room for itself."""
+
 
 def pin(state: State, keys: Sequence[bytes], seconds: float, owner: str, share: float, most: int = sys.maxsize) -> int:
     """Keep the leading blocks of a chain that the CPU tier has there for some time; how many of them are kept.
@@ -85,16 +88,28 @@ def of_space(state: State, space: bytes) -> list[bytes]:
 def shed(state: State, spaces: Set[int], nbytes: int, spared: Set[int] = frozenset()) -> int:
     """Take the blocks of these keyspaces that were used longest ago out of the CPU tier; how many bytes that freed.
 
-    What NVMe has stays there. All or nothing, as `EvictionPolicy.victims`; rows that are spared keep their ancestors.
+    What NVMe has stays there. Children leave with their parents, and whatever is spared or held keeps its ancestors.
+    Looks at the oldest few thousand only, so that nobody waits for the lock: it may free less.
     """
-    table = state.table
-
-    def kept(row: int) -> bool:
-        return int(table.space[row]) not in spaces or row in spared or state.pinned(row)
-
-    rows = state.policies[TierNumber.CPU].victims(nbytes, kept)
-    freed = sum(map(slot_nbytes, table.nbytes[rows].tolist()))
-    state.leave(rows, TierNumber.CPU, "quota")
+    table, policy = state.table, state.policies[TierNumber.CPU]
+    here = np.flatnonzero((table.tiers >> TierNumber.CPU & 1) > 0)
+    mine = here[np.isin(table.space[here], list(spaces))]
+    leaving: list[int] = []
+    seen: set[int] = set()
+    kept: set[int] = set()
+    freed = 0
+    for oldest in mine[np.argsort(table.used[mine], kind="stable")][:SHED_AMONG].tolist():
+        family = policy.with_descendants([oldest], SHED_AMONG) if oldest not in seen and freed < nbytes else []
+        for row in (one for one in family if one not in seen):
+            seen.add(row)
+            if row in spared or row in kept or state.pinned(row):
+                kept.update(above for above in (table.parent_of(row),) if above is not None)
+            elif freed < nbytes:
+                leaving.append(row)
+                freed += slot_nbytes(int(table.nbytes[row]))
+            else:
+                break
+    state.leave(leaving, TierNumber.CPU, "quota")
     return freed
 
 

@@ -73,7 +73,7 @@ def _bearer(token):
 
 
 @pytest.fixture
-def unharmed(host, door):
+def unharmed(host, door, remote):
     """A client that was there before goes on, and when the fuzz is over all is as it was."""
     session = door[2]()
     save(session, 0, 3)
@@ -88,6 +88,10 @@ def unharmed(host, door):
     assert eventually(lambda: session.status()["sessions"] == 1)
     assert psutil.Process().memory_info().rss - memory < GROWTH
     session.close()
+    desk = remote.door._desk
+    assert eventually(lambda: not (+desk._streams or +desk._peers or +desk._writing)), (
+        "no bulk call is counted for ever"
+    )
     late = door[2]()
     assert holds(late, late.match(chain(0, 3), 1.0), 0)
     late.close()

@@ -117,11 +117,8 @@ class Tenant:
             spaces = self._numbers(hierarchy)
             left = quota - state.accounts.held(TierNumber.CPU, spaces) - self._reserved(hierarchy)
             if left < wanted <= quota:
-                spared, short = frozenset(state.rows(chain)), wanted - left
-                for room in (max(short, quota // HEADROOM), short):
-                    if freed := retention.shed(state, spaces, room, spared):
-                        left += freed
-                        break
+                spared = frozenset(state.rows(chain))
+                left += retention.shed(state, spaces, max(wanted - left, quota // HEADROOM), spared)
         if left < wanted:
             self.refused["cpu"] += 1
         return max(0, left)

@@ -45,6 +45,22 @@ def test_only_blocks_of_the_named_keyspaces_are_shed_and_none_that_somebody_hold
         assert state.stats.dropped["quota"] == 2
 
 
+def test_children_leave_with_their_parents_and_keep_them_while_they_are_held():
+    with host_over(Arena.private(CAPACITY)) as host:
+        state, session, size = host.hierarchy.state, LocalSession(host.hierarchy), slot_nbytes(NBYTES)
+        save(session, 0, 4)
+        save(session, 10, 2)
+        mine = spaces_of(state, (*range(4), 10, 11))
+        leased = session.match(chain(10, 2), 0.0)
+        with state.lock:
+            assert retention.shed(state, mine, size) == size
+            assert retention.shed(state, mine, size, frozenset(state.rows(chain(1, 1)))) == size
+            assert [found(session, *one) for one in ((0, 4), (10, 2))] == [2, 2]
+            assert retention.shed(state, mine, 100 * size) == 2 * size
+        assert [found(session, *one) for one in ((0, 4), (10, 2))] == [0, 2]
+        session.release(leased.lease)
+
+
 def test_a_save_gets_no_more_than_its_allowance():
     with host_over(Arena.private(CAPACITY)) as host:
         session, size = LocalSession(host.hierarchy), slot_nbytes(NBYTES)
