@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,7 +37,7 @@ class PeerServer:
         listen: address and port; port 0 for any.
         secret: the fleet's.
         tls: None for plain connections.
-        threads: requests that are answered at once; the others wait their turn.
+        threads: requests that are answered at once, of one host half as many; the others wait their turn.
         clock: monotonic.
         limits: how many connections, and for how long.
 
@@ -65,7 +65,11 @@ class PeerServer:
         self._clock = clock
         self._counters: Counter[str] = Counter()
         self._lock = threading.Lock()
-        """Guards the counters."""
+        """Guards the counters, and what follows."""
+        self._each = max(1, threads // 2)
+        self._busy: Counter[str] = Counter()
+        self._held: dict[str, deque[Link]] = {}
+        """Links of hosts that have as many requests answered as they may."""
         self._workers = ThreadPoolExecutor(threads, "kvtier-peer")
         try:
             self._gate = Gate(
@@ -93,10 +97,40 @@ class PeerServer:
         self._workers.shutdown()
 
     def _queue(self, link: Link) -> None:
-        self._workers.submit(self._serve, link)
+        with self._lock:
+            if self._busy[link.peer] >= self._each:
+                self._held.setdefault(link.peer, deque()).append(link)
+                return
+            self._busy[link.peer] += 1
+        self._submit(link)
+
+    def _submit(self, link: Link) -> None:
+        try:
+            self._workers.submit(self._serve, link)
+        except RuntimeError:  # closed
+            self._gate.drop(link)
+            self._next(link.peer)
+
+    def _next(self, peer: str) -> None:
+        """A host has one request less that is being answered: the turn is its next one's."""
+        with self._lock:
+            held = self._held.get(peer)
+            link = held.popleft() if held else None
+            if not held:
+                self._held.pop(peer, None)
+            if link is None:
+                self._busy -= Counter([peer])
+        if link is not None:
+            self._submit(link)
 
     def _serve(self, link: Link) -> None:
         """Answer one request; on a thread of its own."""
+        try:
+            self._answer_one(link)
+        finally:
+            self._next(link.peer)
+
+    def _answer_one(self, link: Link) -> None:
         try:
             self._answer(link, *link.receive(self._clock() + REQUEST))
         except KVTierError as exc:

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvtier.client.local import LocalSession
 from kvtier.testing.index import eventually
+from kvtier.testing.payloads import key_of
 from tests.door_fixture import ROOT, stop
 from tests.fleet_host import FleetHost
 from tests.redis_fixture import redis, shared_redis  # noqa: F401
@@ -126,6 +128,50 @@ def test_a_host_that_hangs_holds_nobody_up(fleet):
     assert time.monotonic() - began < 5.0
     assert b.save(range(100, 105)) == 5, "b works"
     assert b.load(range(100, 105), 0.0) == 5
+
+
+def test_local_hits_wait_for_neither_redis_nor_another_host(fleet, shared_redis):  # noqa: F811
+    """Both hang, and others ask for what only they could give."""
+    here, far = fleet
+    a, b = far("a", 400), here(400)
+    assert a.tell("save 1000 300") == 300
+    assert meets(b)
+    assert b.save(range(COUNT)) == COUNT
+    elsewhere, unheard, over = iter(range(1000, 1300, 4)), iter(range(10_000, 10**6, 4)), threading.Event()
+
+    def ask() -> None:
+        session = LocalSession(b.hierarchy)
+        while not over.is_set():
+            for first in (next(elsewhere, 0), next(unheard)):
+                session.release(session.match([key_of(seed) for seed in range(first, first + 4)], 0.2).lease)
+        session.close()
+
+    def typical() -> float:
+        """Seconds of a local hit, whether or not it may wait for more; none waits as long as a host is waited for."""
+        taken, mine = [], [key_of(seed) for seed in range(COUNT)]
+        for number in range(200):
+            began = time.monotonic()
+            matched = b.session.match(mine, 5.0 * (number % 2))
+            taken.append(time.monotonic() - began)
+            assert len(matched.slots) == COUNT
+            b.session.release(matched.lease)
+            time.sleep(0.002)
+        assert max(taken) < 0.5
+        return sorted(taken)[len(taken) // 2]
+
+    well = typical()
+    stop(a.process)
+    os.kill(shared_redis.pid, signal.SIGSTOP)
+    others = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in others:
+        thread.start()
+    try:
+        assert typical() < 5 * well + 0.005
+    finally:
+        over.set()
+        os.kill(shared_redis.pid, signal.SIGCONT)
+        for thread in others:
+            thread.join()
 
 
 def test_a_host_that_began_anew_has_nothing_of_its_life_before(fleet):

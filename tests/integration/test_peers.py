@@ -528,6 +528,24 @@ def test_who_asks_and_does_not_listen_holds_no_blocks(arena, leaves):
         assert desk.read([100]) == [True]
 
 
+def test_a_host_that_hangs_takes_no_other_hosts_turn(arena):
+    """It had asked on many connections when it stopped; the others are served meanwhile, and so is it later."""
+    with far(capacity=128 << 20) as host, desk_of(arena, [host]) as desk, ExitStack() as links:
+        host.put(range(16), 2 << 20)
+        blocks = wire.items([key_of(seed) for seed in range(16)], np.full(16, 2 << 20))
+        dialer = Dialer("deaf", SECRET, None, time.monotonic, 1.0)
+        for _ in range(12):
+            link = dialer.dial(host.node.door, time.monotonic() + 5)
+            links.callback(link.close)
+            link.send(Kind.FETCH, wire.fetch(30.0, 0.0, blocks), time.monotonic() + 5)
+        assert eventually(lambda: len(host.shelf.held) > 2)
+        for seed in range(100, 110):
+            desk.write([seed], NBYTES)
+            assert desk.read([seed]) == [True]
+        assert eventually(lambda: host.server.usage().get("left") == 12), "each had its turn, and did not listen"
+        assert not host.shelf.held
+
+
 def test_what_is_not_there_any_more_is_forgotten_and_the_host_is_not_avoided(arena):
     with far() as host, desk_of(arena, [host]) as desk:
         desk.write([1, 2], NBYTES)
