@@ -3,7 +3,8 @@
 1 to 8 client processes load the same prefix of a host (its door is another process), each again and again.
 
 * `scale.load.N`: what N of them load together in a second, over what N processes copy together out of one shared file
-  of as many bytes, one thread each: 1 where the host costs nothing. Windows of both take turns; the median ratio.
+  of as many bytes, one thread each. Above 1 is faster (streaming stores); it should not fall as processes come. Windows
+  of both take turns; the median ratio.
 * `scale.match.N.p50`, `.p99`: time of a `match` of the whole prefix meanwhile, lease and all, over all processes.
 """
 
