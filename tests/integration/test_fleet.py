@@ -161,12 +161,15 @@ def test_local_hits_wait_for_neither_redis_nor_another_host(fleet, shared_redis)
 
     well = typical()
     stop(a.process)
-    os.kill(shared_redis.pid, signal.SIGSTOP)
     others = [threading.Thread(target=ask) for _ in range(4)]
     for thread in others:
         thread.start()
     try:
         assert typical() < 5 * well + 0.005
+        assert eventually(lambda: b.hierarchy.state.stats.faults["peer_lost"] > 0), "nobody has asked it"
+        os.kill(shared_redis.pid, signal.SIGSTOP)
+        assert typical() < 5 * well + 0.005
+        assert b.hierarchy.state.stats.misses["index_unavailable"] > 0, "nobody has asked it"
     finally:
         over.set()
         os.kill(shared_redis.pid, signal.SIGCONT)
