@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,16 +13,14 @@ from pyarrow import flight
 
 from kvtier.client.credentials import Credentials
 from kvtier.errors import DeadlineExceeded, SessionUnavailable, Unauthenticated
-from kvtier.rpc.bulk import COLUMN, POSITION, Ask
-from kvtier.rpc.channel import OPTIONS
+from kvtier.rpc.bulk import COLUMN, PIECE, POSITION, Ask
+from kvtier.rpc.channel import BULK_OPTIONS
 from kvtier.rpc.conversions import unpack_numbers
 
 PATIENCE = 10.0
 """Seconds that a call may take besides the time for its bytes."""
 SLOWEST = 8e6
 """Bytes a second below which a call is given up."""
-# A payload is one message, of any size. No pings: Flight's server takes more than a few for an attack.
-BULK_OPTIONS = [*OPTIONS, ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 SCHEMA = pa.schema([pa.field(COLUMN, pa.uint8(), nullable=False)])
 
 
@@ -43,10 +41,10 @@ class Bulk:
             proof |= {"cert_chain": tls.cert, "private_key": tls.key}
         self._where = place
         self._headers = [(name.encode(), value.encode()) for name, value in credentials.metadata]
-        self._client = flight.FlightClient(place, generic_options=BULK_OPTIONS, **proof)
+        self._client = flight.FlightClient(place, generic_options=list(BULK_OPTIONS), **proof)
 
-    def get(self, ask: Ask, nbytes: int) -> Iterator[memoryview]:
-        """The payloads of leased slots, in order; fewer when some are gone.
+    def get(self, ask: Ask, nbytes: int) -> Generator[memoryview]:
+        """The payloads of leased slots, in order and in pieces; fewer when some are gone.
 
         Raises:
             SessionError: the host does not give them.
@@ -75,9 +73,11 @@ class Bulk:
             writer, reader = self._client.do_put(descriptor, SCHEMA, self._options(nbytes))
             with writer:
                 for position, payload in payloads:
-                    column = pa.Array.from_buffers(pa.uint8(), payload.nbytes, [None, pa.py_buffer(payload)])
-                    batch = pa.RecordBatch.from_arrays([column], schema=SCHEMA)
-                    writer.write_with_metadata(batch, pa.py_buffer(POSITION.pack(position)))
+                    metadata = pa.py_buffer(POSITION.pack(position))
+                    for start in range(0, payload.nbytes, PIECE):
+                        piece = payload[start : start + PIECE]
+                        column = pa.Array.from_buffers(pa.uint8(), piece.nbytes, [None, pa.py_buffer(piece)])
+                        writer.write_with_metadata(pa.RecordBatch.from_arrays([column], schema=SCHEMA), metadata)
                 writer.done_writing()
                 answer = reader.read()
                 return unpack_numbers(answer.to_pybytes()) if answer is not None else []

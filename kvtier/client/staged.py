@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ _NORESERVE = 0x4000
 class Carrier(Protocol):
     """Carries payloads: see `Bulk`."""
 
-    def get(self, ask: Ask, nbytes: int) -> Any:
+    def get(self, ask: Ask, nbytes: int) -> Generator[memoryview]:
         """See `Bulk`."""
         ...
 
@@ -171,12 +171,9 @@ class StagedMemory:
         """Bring slots of a lease here, on a thread of its own."""
         try:
             nbytes = sum(held[i].nbytes for i in wanted)
-            payloads = self._carrier.get(Ask(self._session, lease, wanted), nbytes)
-            for i, payload in zip(wanted, payloads, strict=False):
-                verify_payload(payload, expected=held[i].key)
-                if len(payload) != held[i].nbytes or not self._land(held[i], payload):
-                    break
-            payloads.close()
+            pieces = self._carrier.get(Ask(self._session, lease, wanted), nbytes)
+            if all(self._land(held[i], pieces) for i in wanted):
+                pieces.close()
         except (SessionError, CorruptPayload):
             pass  # whoever waits finds that the rest did not come
         finally:
@@ -184,15 +181,31 @@ class StagedMemory:
                 self._flying.discard(lease)
                 self._news.notify_all()
 
-    def _land(self, slot: _Slot, payload: memoryview) -> bool:
-        """Put a payload into its slot; False when nobody wants it any more."""
-        with self._news:
-            if not slot.leases or self._closed:
+    def _land(self, slot: _Slot, pieces: Iterator[memoryview]) -> bool:
+        """Put a payload into its slot; False when the rest is gone, or nobody wants it any more.
+
+        Raises:
+            CorruptPayload: it is not what it should be.
+        """
+        filled = 0
+        while filled < slot.nbytes:
+            piece = next(pieces, None)
+            if piece is None or not self._put(slot, filled, piece):
                 return False
-            if not slot.here:
-                self._memory[slot.offset : slot.offset + slot.nbytes] = np.frombuffer(payload, np.uint8)
-                slot.here = True
-                self._news.notify_all()
+            filled += len(piece)
+        verify_payload(self.readable[slot.offset : slot.offset + slot.nbytes].data, expected=slot.key)
+        with self._news:
+            slot.here = slot.leases > 0
+            self._news.notify_all()
+            return slot.here
+
+    def _put(self, slot: _Slot, start: int, piece: memoryview) -> bool:
+        with self._news:
+            if not slot.leases or self._closed or start + len(piece) > slot.nbytes:
+                return False
+            if not slot.here:  # another lease may have brought it meanwhile
+                begin = slot.offset + start
+                self._memory[begin : begin + len(piece)] = np.frombuffer(piece, np.uint8)
             return True
 
 

@@ -33,8 +33,15 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
+BULK_OPTIONS: tuple[tuple[str, int], ...] = (
+    *(option for option in OPTIONS if option[0] != "grpc.min_reconnect_backoff_ms"),
+    # This is also what a connection may take, with its TLS handshake.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+)
+"""For bulk from and to another host. No pings: Flight's server takes more than a few for an attack."""
+
 REMOTE_OPTIONS: tuple[tuple[str, int], ...] = (
-    *OPTIONS,
+    *BULK_OPTIONS,
     # A host that is gone without a word is noticed, and so is a path that swallows everything.
     ("grpc.keepalive_time_ms", 3000),
     ("grpc.keepalive_timeout_ms", 4000),
@@ -43,7 +50,7 @@ REMOTE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""For a host that this process does not run on."""
+"""For control of a host that this process does not run on."""
 
 MEANING: dict[StatusCode, type[SessionError]] = {
     StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

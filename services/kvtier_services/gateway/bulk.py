@@ -10,10 +10,12 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import flight
 
 from kvtier.block import verify_payload
@@ -21,7 +23,7 @@ from kvtier.errors import ConfigError, CorruptPayload, KVTierError, ProtocolMism
 from kvtier.hierarchy import streaming
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.streaming import Place
-from kvtier.rpc.bulk import COLUMN, POSITION, Ask
+from kvtier.rpc.bulk import COLUMN, PIECE, POSITION, Ask
 from kvtier.rpc.conversions import pack_numbers
 from kvtier_services.gateway.callers import Caller
 from kvtier_services.gateway.connections import hang_up, thin_out
@@ -212,10 +214,14 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]
                 buffer = pa.py_buffer(payload)
                 del payload
                 desk.counters["sent_nbytes"] += place.nbytes
-                column = pa.Array.from_buffers(pa.uint8(), place.nbytes, [None, buffer])
-                yield pa.RecordBatch.from_arrays([column], schema=SCHEMA)
+                for start in range(0, place.nbytes, PIECE):
+                    piece = buffer.slice(start, min(PIECE, place.nbytes - start))
+                    column = pa.Array.from_buffers(pa.uint8(), piece.size, [None, piece])
+                    yield pa.RecordBatch.from_arrays([column], schema=SCHEMA)
 
     def _arrivals(self, guest: Guest, ticket: Ticket, reader: flight.MetadataRecordBatchReader) -> Iterator[int]:
+        """Put payloads into their slots as they come; the positions of those that did."""
+        coming = _Coming(-1, None, np.empty(0, np.uint8))
         while True:
             try:
                 chunk = reader.read_chunk()
@@ -225,31 +231,65 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]
             if metadata is None or metadata.size != POSITION.size or chunk.data is None:
                 raise flight.FlightServerError("a payload comes with its position, as u32")
             (position,) = POSITION.unpack(metadata.to_pybytes())
+            if position != coming.position:
+                coming = self._expect(guest, ticket, position, coming.scratch)
+            if not coming.take(chunk.data):
+                continue
             with self._desk.writing(guest.session):
-                why = self._receive(guest, ticket, position, chunk.data)
+                why = self._receive(guest, ticket, coming)
             self._desk.counters[why or "received"] += 1
             if not why:
-                self._desk.counters["received_nbytes"] += chunk.data.num_rows
+                self._desk.counters["received_nbytes"] += coming.filled
                 yield position
 
-    def _receive(self, guest: Guest, ticket: Ticket, position: int, batch: pa.RecordBatch) -> str:
-        """Put one payload into its slot; why not, or empty."""
+    def _expect(self, guest: Guest, ticket: Ticket, position: int, scratch: NDArray[np.uint8]) -> _Coming:
         place = streaming.places(self._desk.hierarchy.state, guest.session, ticket.number).get(position)
-        if place is None or position in ticket.received or ticket.void:
+        if place is None or position in ticket.received:
+            self._desk.counters["not_reserved"] += 1
+            return _Coming(position, None, scratch)
+        return _Coming(position, place, scratch if scratch.nbytes >= place.nbytes else np.empty(place.nbytes, np.uint8))
+
+    def _receive(self, guest: Guest, ticket: Ticket, coming: _Coming) -> str:
+        """Put one payload into its slot; why not, or empty."""
+        # Asked again, now that whoever takes reservations away waits for what is being written.
+        place = streaming.places(self._desk.hierarchy.state, guest.session, ticket.number).get(coming.position)
+        if place is None or ticket.void:
             return "not_reserved"
+        # What is verified is a copy of its own, which the sender cannot change any more.
+        payload = coming.scratch[: coming.filled]
         try:
-            payload = _bytes_of(batch)
-            _verify(guest.caller, place, payload)
-        except (CorruptPayload, pa.ArrowException) as exc:
+            _verify(guest.caller, place, payload.data)
+        except CorruptPayload as exc:
             _log.info("payload refused session=%d reason=%s", guest.session, exc)
             return "corrupt"
         except KVTierError:
             return "foreign"
-        # What was verified is a copy of its own: nobody but this thread has it.
-        memory = self._desk.hierarchy.arena.memory
-        memory[place.offset : place.offset + place.nbytes] = np.frombuffer(payload, np.uint8)
-        ticket.received.add(position)
+        self._desk.hierarchy.arena.memory[place.offset : place.offset + place.nbytes] = payload
+        ticket.received.add(coming.position)
         return ""
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A payload of which pieces are coming; `place` is None when it is not taken, `scratch` has room for it."""
+
+    position: int
+    place: Place | None
+    scratch: NDArray[np.uint8]
+    filled: int = 0
+
+    def take(self, batch: pa.RecordBatch) -> bool:
+        """One more piece; whether the payload is whole now."""
+        try:
+            piece = _bytes_of(batch)
+        except (CorruptPayload, pa.ArrowException):
+            self.place = None
+        if self.place is None or self.filled + len(piece) > self.place.nbytes:
+            self.place = None
+            return False
+        self.scratch[self.filled : self.filled + len(piece)] = np.frombuffer(piece, np.uint8)
+        self.filled += len(piece)
+        return len(piece) > 0 and self.filled == self.place.nbytes
 
 
 def _bytes_of(batch: pa.RecordBatch) -> memoryview:
