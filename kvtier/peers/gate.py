@@ -28,7 +28,7 @@ class GateLimits:
 
     Attributes:
         guests: connections that have not proved themselves; the oldest leaves for the next one.
-        links: connections that have.
+        links: connections that have; for the next one the longest at rest leaves, if one is.
         links_each: of them, by one host.
         hello: seconds for a guest to prove itself.
         idle: seconds for which a connection may be silent.
@@ -205,6 +205,9 @@ class Gate:
     def _welcome(self, guest: Guest, name: str, keys: handshake.Keys) -> None:
         self._forget(guest)
         link = Link(guest.sock, self._clock, self._limits.stall).agree(name, keys.server, keys.client)
+        if len(self._links) >= self._limits.links and self._resting:
+            self.counters["links_pushed_out"] += 1
+            self._part(next(iter(self._resting)))
         with self._lock:
             full = len(self._links) >= self._limits.links or self._each[name] >= self._limits.links_each
             if not full:
@@ -235,12 +238,19 @@ class Gate:
         self._resting[link] = None
 
     def _wake(self, link: Link) -> None:
+        if link not in self._resting:  # pushed out a moment ago
+            return
         self._unwatch(link)
         self._serve(link)
 
     def _unwatch(self, link: Link) -> None:
         self._selector.unregister(link)
         del self._resting[link]
+
+    def _part(self, link: Link) -> None:
+        """Close one that rests."""
+        self._unwatch(link)
+        self.drop(link)
 
     def _take_back(self) -> None:
         with suppress(BlockingIOError):
@@ -257,15 +267,13 @@ class Gate:
             self.counters["guests_too_slow"] += 1
             self._dismiss(guest)
         while self._resting and now - (link := next(iter(self._resting))).used > self._limits.idle:
-            self._unwatch(link)
-            self.drop(link)
+            self._part(link)
 
     def _end(self) -> None:
         for guest in list(self._guests):
             self._dismiss(guest)
         for link in list(self._resting):
-            self._unwatch(link)
-            self.drop(link)
+            self._part(link)
         while self._back:
             self.drop(self._back.popleft())
         self._selector.close()

@@ -325,9 +325,33 @@ class TestWhoComesIn:
             with pytest.raises(OverQuota):
                 dial("a")
             dial("b")
-            with pytest.raises(OverQuota):
-                dial("c")
-            assert host.server.usage()["turned_away"] == 2
+            assert host.server.usage()["turned_away"] == 1
+
+    def test_who_is_new_takes_the_place_of_a_connection_that_rests(self, arena):
+        """In a fleet of hundreds each keeps some to each host: they must not keep the last ones out."""
+        with far(limits=GateLimits(links=2)) as host:
+            host.put([1], NBYTES)
+            begun, lend = threading.Semaphore(0), host.shelf.lend
+            host.shelf.lend = lambda *call: begun.release() or lend(*call)
+            with ExitStack() as stack:
+                limits = FetchLimits(stall=5.0, wait=5.0)
+                desks = [stack.enter_context(desk_of(arena, [host], limits=limits)) for _ in range(4)]
+                for desk in [*desks, *desks]:
+                    desk.find([1], NBYTES)
+                    assert desk.read([1]) == [True]
+                    assert host.server.usage()["links"] <= 2
+                host.shelf.gate.clear()
+                busy = [threading.Thread(target=desk.read, args=([1],)) for desk in desks[:2]]
+                for desk, thread in zip(desks, busy, strict=False):
+                    desk.find([1], NBYTES, tier=TierNumber.NVME)
+                    thread.start()
+                assert all(begun.acquire(timeout=5.0) for _ in range(10))
+                desks[2].find([1], NBYTES)
+                assert desks[2].read([1]) == [False], "one that is in use stays"
+                assert host.server.usage()["turned_away"] == 1
+                host.shelf.gate.set()
+                for thread in busy:
+                    thread.join()
 
 
 class TestAFlood:
