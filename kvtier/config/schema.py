@@ -260,11 +260,13 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.address:
             try:
-                ipaddress.ip_address(self.address)
+                usable = not ipaddress.ip_address(self.address).is_unspecified
             except ValueError:
+                usable = False
+            if not usable:
                 raise ConfigError(
                     f"fleet.address is {self.address!r}; set it to an IP address of this machine, without a port"
-                ) from None
+                )
         named = [name for name in ("cert", "key", "ca") if getattr(self, name)]
         if len(named) not in (0, 3):
             raise ConfigError(f"fleet.{named[0]} is set; TLS between hosts needs fleet.cert, fleet.key and fleet.ca")

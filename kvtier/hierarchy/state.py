@@ -173,8 +173,9 @@ class State:
         table, order = self.table, self.policies.get(tier)
         entering = np.array(rows, np.int64)
         former = table.best_of(entering)
-        new = np.unique(entering[(table.tiers[entering] >> tier & 1) == 0])
-        self.accounts.enter(tier, table.space[new], table.nbytes[new])
+        if tier is not TierNumber.PEER:
+            new = np.unique(entering[(table.tiers[entering] >> tier & 1) == 0])
+            self.accounts.enter(tier, table.space[new], table.nbytes[new])
         table.tiers[entering] |= 1 << tier
         self._settle(entering, tier)
         if order is not None:
@@ -205,7 +206,8 @@ class State:
         if self.news is not None:
             self.news.left(here, tier)
         former = table.best_of(here)
-        self.accounts.leave(tier, table.space[here], table.nbytes[here])
+        if tier is not TierNumber.PEER:
+            self.accounts.leave(tier, table.space[here], table.nbytes[here])
         table.tiers[here] &= ~np.uint8(1 << tier)
         if order is not None:
             for row in here.tolist():

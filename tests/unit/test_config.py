@@ -191,7 +191,7 @@ def test_tls_between_hosts_takes_all_its_files():
 
 def test_the_address_of_a_host_is_one():
     """Names are not looked up: that has no deadline."""
-    for wrong in ("host-1", "10.0.0.1:7071"):
+    for wrong in ("host-1", "10.0.0.1:7071", "0.0.0.0", "::"):
         with pytest.raises(ConfigError, match=r"fleet\.address is .*IP address"):
             parse({"fleet": {"address": wrong}})
     assert parse({"fleet": {"address": "fd00::2"}}).fleet.address == "fd00::2"
