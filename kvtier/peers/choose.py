@@ -85,7 +85,7 @@ def choose(wants: Iterable[Want]) -> Iterator[tuple[Peer, list[tuple[Want, bool]
     """Bytes that a host has to send, and its seconds a byte."""
     wants = list(wants)
     for peer in {route.peer for want in wants for route in want.routes}:
-        if peer.asks():
+        if peer.admits():
             loads[peer] = peer.under_way, peer.slowness()
     guess = min((pace for _, pace in loads.values() if pace), default=GUESS)
     for want in wants:

@@ -20,6 +20,8 @@ LEAST_NBYTES = 1 << 20
 """Smaller transfers say more about calls than about bandwidth."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds for which a host that failed is avoided, at first and at most."""
+TRIAL = 1.0
+"""Seconds for which one fetch tries out whether it is well again, before another may."""
 
 
 class Peer:
@@ -53,11 +55,23 @@ class Peer:
         self._pace = 0.0, 0.0
         self._came = 0, 0
         self._fault = ""
+        self._tried = clock() - TRIAL
         self._closed = False
 
     def asks(self) -> bool:
-        """Whether it is worth asking now: it fares well, or a pause is over and the next request is a probe."""
+        """Whether it is worth asking now: it fares well, or a pause is over and somebody may try it out."""
         return self.breaker.closed or self.breaker.due()
+
+    def admits(self) -> bool:
+        """Whether who calls this may ask it now; of those who would try it out, one at a time."""
+        with self._lock:
+            if self.breaker.closed or not self.breaker.due():
+                return self.breaker.closed
+            now = self._clock()
+            if now - self._tried < TRIAL:
+                return False
+            self._tried = now
+            return True
 
     def slowness(self) -> float:
         """Seconds a byte; 0 when nothing came from there of late."""

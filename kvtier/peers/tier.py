@@ -103,7 +103,7 @@ class PeerTier:
             if not node.door or not self._door or not keys:
                 return 0
             peer, most = self._book.peer(node), wire.ITEMS_LIMIT
-            if not peer.asks():
+            if not peer.admits():
                 return 0
             try:
                 taken = _offer(peer, wire.offer(self._door, wire.items(keys[:most], nbytes[:most])), until)

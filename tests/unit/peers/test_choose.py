@@ -12,7 +12,7 @@ from kvtier.index.base import Node, Replica
 from kvtier.peers import book
 from kvtier.peers.book import Book
 from kvtier.peers.choose import DEEP, Route, Want, choose, cut
-from kvtier.peers.peer import FRESH, LONGEST_PAUSE, PAUSE, Peer
+from kvtier.peers.peer import FRESH, LONGEST_PAUSE, PAUSE, TRIAL, Peer
 from kvtier.peers.server import WINDOW_BLOCKS, WINDOW_NBYTES, windows
 from kvtier.peers.wire import ITEMS_LIMIT
 from kvtier.testing.payloads import key_of
@@ -104,6 +104,19 @@ def test_who_failed_is_avoided_longer_each_time(clock):
     a.succeeded()
     assert shares(wants) == {"a": 1}
     assert a.status().fault == ""
+
+
+def test_who_failed_is_tried_out_by_one_fetch_at_a_time(clock):
+    """A host that still hangs must not hold up all who fetch whenever its pause is over."""
+    a, b = peer_of(clock, "a"), peer_of(clock, "b", 1.0)
+    wants = wants_of(1, Route(a, False, NBYTES), Route(b, False, NBYTES))
+    a.failed("it hangs")
+    clock.now += PAUSE
+    assert [shares(wants) for _ in range(3)] == [{"a": 1}, {"b": 1}, {"b": 1}]
+    clock.now += TRIAL
+    assert shares(wants) == {"a": 1}, "that one may have asked for nothing after all"
+    a.succeeded()
+    assert [shares(wants) for _ in range(2)] == [{"a": 1}] * 2
 
 
 def test_with_all_links_in_use_nobody_waits_longer_than_the_deadline(clock):
