@@ -494,12 +494,14 @@ class TestTenants:
         assert "leases" not in cache.session.status()
         assert cache.session.status()["nbytes"]["cpu"] > 0
         assert admin.evict(keys) == 5
+        assert admin.unpin(keys) == 0
         lines = [json.loads(line) for line in remote.audit.read_text().splitlines()]
         assert [(line["who"], line["what"], line["result"][:8]) for line in lines] == [
             ("red", "Drop", "refused:"),
             ("red", "Drop", "refused:"),
             ("red", "Move", "refused:"),
             ("root", "Drop", "ok: {'bl"),
+            ("root", "Pin", "ok: {}"),
         ]
         assert lines[3]["keys"] == 5
         assert lines[3]["first"] == keys[0][:8].hex()

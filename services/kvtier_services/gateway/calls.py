@@ -78,6 +78,8 @@ A = TypeVar("A", bound=_Message)
 
 AUDITED = frozenset(("Move", "Drop"))
 """Calls that touch what is others'."""
+AUDITED_OF_ADMINS = frozenset(("Pin", "Status"))
+"""Calls that do so when an admin makes them."""
 
 
 def _call(answer: Callable[[Calls, Q], Awaitable[A]]) -> Callable[[Calls, Q, Context], Awaitable[A]]:
@@ -100,7 +102,7 @@ def _call(answer: Callable[[Calls, Q], Awaitable[A]]) -> Callable[[Calls, Q, Con
             result = f"refused: {exc}"
             await context.abort(status_of(exc), str(exc))
         finally:
-            if name in AUDITED and caller is not None:
+            if caller is not None and (name in AUDITED or (caller.admin and name in AUDITED_OF_ADMINS)):
                 self.gate.done(caller, context, name, _said(request), result)
         tally.reply_nbytes[name] = max(tally.reply_nbytes[name], reply.ByteSize())
         return reply
