@@ -1,4 +1,4 @@
-"""The background: demotion, promotion, moves on request, housekeeping."""
+"""The background: what is done by itself, and moves on request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvtier.block import PAGE
 from kvtier.errors import TierUnavailable
 from kvtier.hierarchy import promotion, retention, stock, transfer
+from kvtier.hierarchy.demotion import Demotion, leave
 from kvtier.hierarchy.seeking import LOOKUP
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
-from kvtier.hierarchy.transfer import Held
 from kvtier.tiers.base import TierNumber
 
 TICK = 0.05
@@ -27,7 +26,6 @@ BRINGERS = 4
 """Requests to bring blocks up that wait for other hosts at a time; nothing else waits behind them."""
 WAITING = {"moves": 256, "promotions": 64}
 """How much of each kind of work may wait; more is refused."""
-ONLY_CPU = 1 << TierNumber.CPU
 
 
 class Mover:
@@ -35,21 +33,22 @@ class Mover:
 
     Args:
         state: what it works on.
-        high: part of the CPU tier that may be in use before old blocks are moved down.
-        low: part of the CPU tier that is in use afterwards.
+        high, low: watermarks, see `Demotion`.
+
+    Attributes:
+        demotion: out of the CPU tier.
+        stager: into it.
     """
 
     def __init__(self, state: State, *, high: float, low: float) -> None:
         self._state = state
-        self._high, self._low = high, low
-        self.stager = Stager(state, self.demote)
+        self._closing = threading.Event()
+        self.demotion = Demotion(state, high=high, low=low, enough=self._closing.is_set)
+        self.stager = Stager(state, self.demotion.demote)
         self._worker = ThreadPoolExecutor(1, "kvtier-move")
         self._bringers = ThreadPoolExecutor(BRINGERS, "kvtier-bring")
         self._bringing: set[Future[int]] = set()
-        self._closing = threading.Event()
         self._kicked = threading.Event()
-        self._relieving = threading.Lock()
-        self._short = 0
         self._waiting: Counter[str] = Counter()
         self._chores: Sequence[Callable[[], None]] = ()
         self._keeper = threading.Thread(target=self._keep, name="kvtier-keep", daemon=True)
@@ -76,26 +75,13 @@ class Mover:
         wait(bringing)
         self._submit(lambda: 0).result()
         self.stager.drain()
-        self._relieve()
+        self.demotion.relieve()
         self._submit(lambda: 0).result()
 
     def kick(self, *, short: int = 0) -> None:
         """Look at the watermarks now; `short`: somebody was refused this many bytes, which the next one may want."""
-        self._short = max(self._short, short)
+        self.demotion.short = max(self.demotion.short, short)
         self._kicked.set()
-
-    def demote(self, rows: Sequence[int]) -> int:
-        """Take blocks out of the CPU tier, children first, writing down what no other tier has; how many left."""
-        state = self._state
-        with state.lock:
-            keys = [state.table.keys[row] for row in rows]
-        left = 0
-        for batch in transfer.batches(state, keys):
-            with transfer.pinned(state, self._rows(batch)) as here:
-                coming = transfer.admitted(state, [block for block in here if block.tiers == ONLY_CPU])
-                transfer.write(state, TierNumber.NVME, coming)
-            left += self._evict(here)
-        return left
 
     def promote(self, offsets: NDArray[Any]) -> None:
         """Copy blocks in these slots of the CPU tier to the GPU tier, where there is one; declined when many wait."""
@@ -186,7 +172,7 @@ class Mover:
         return 0
 
     def _promote(self, keys: list[bytes]) -> int:
-        return promotion.promote(self._state, self.stager, self._leave, keys)
+        return promotion.promote(self._state, self.stager, keys)
 
     def _fetch(self, keys: list[bytes], tier: TierNumber) -> int:
         """Look up what this host does not know, and bring all up. On a bringer's thread."""
@@ -242,39 +228,9 @@ class Mover:
         there = [key for key in keys if self._has(key, tier)]
         for other in (TierNumber.GPU, TierNumber.CPU):
             if other is not tier:
-                self._leave(there[::-1], other, "moved")
+                leave(state, there[::-1], other, "moved")
         with state.lock:
             return sum(state.table.best(row) == tier for row in self._rows(keys))
-
-    def _evict(self, blocks: Sequence[Held]) -> int:
-        """Take blocks, children before parents, out of the CPU tier; how many left.
-
-        What changed since they were chosen keeps them: a use, a child that stays or came, being saved anew.
-        """
-        state, leaving = self._state, []
-        with state.lock:
-            table, policy = state.table, state.policies[TierNumber.CPU]
-            for block in blocks:
-                row = state.row(block.key)
-                if row is None or table.life[row] != block.life or not table.has(row, TierNumber.CPU):
-                    continue
-                if table.uses[row] == block.uses and policy.is_leaf(row) and not state.pinned(row):
-                    policy.remove(row)  # now, so that its parent may be a leaf
-                    leaving.append(row)
-            state.leave(leaving, TierNumber.CPU, "cpu_evicted")
-        return len(leaving)
-
-    def _leave(self, keys: Sequence[bytes], tier: TierNumber, why: str) -> None:
-        """Take blocks out of a tier; in the CPU tier, leased ones stay."""
-        state = self._state
-        with state.lock:
-            rows = [row for row in self._rows(keys) if state.table.has(row, tier)]
-            if tier is TierNumber.CPU:
-                rows = [row for row in rows if not state.pinned(row)]
-            gone = [state.table.keys[row] for row in rows]
-            state.leave(rows, tier, why)
-        if tier is not TierNumber.CPU:
-            transfer.remove(state, tier, gone)
 
     def _rows(self, keys: Sequence[bytes]) -> list[int]:
         with self._state.lock:
@@ -289,34 +245,11 @@ class Mover:
         while not self._closing.is_set():
             self._kicked.wait(TICK)
             self._kicked.clear()
-            for chore in (self._relieve, *self._chores):
+            for chore in (self.demotion.relieve, *self._chores):
                 try:
                     chore()
                 except Exception:  # noqa: BLE001 - without its keeper a host fills up and stays full
                     self._count("keeper_error")
-
-    def _relieve(self) -> None:
-        """Move old blocks down until the CPU tier is below its low watermark, and has what was refused.
-
-        Without an NVMe tier there is nothing below: whoever needs room takes it from the oldest block then.
-        """
-        state, pool = self._state, self._state.cpu.pool
-        with self._relieving:
-            short, self._short = min(self._short, pool.capacity // 2), 0
-            if TierNumber.NVME not in state.tiers or not (short or pool.used > self._high * pool.capacity):
-                return
-            target = min(int(self._low * pool.capacity), pool.capacity - short)
-            state.relieving = True
-            try:
-                while not self._closing.is_set() and pool.used > target:
-                    need = min(pool.used - target, transfer.BATCH_NBYTES * 3 // 4)
-                    with state.lock:
-                        policy = state.policies[TierNumber.CPU]
-                        rows = policy.victims(need, state.pinned) or policy.victims(PAGE, state.pinned)
-                    if not rows or not self.demote(rows):
-                        return
-            finally:
-                state.relieving = False
 
 
 def _nothing() -> Future[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from kvtier.hierarchy import transfer
+from kvtier.hierarchy.demotion import leave
 from kvtier.hierarchy.staging import Stager
 from kvtier.hierarchy.state import State
 from kvtier.hierarchy.transfer import Held
@@ -16,16 +17,14 @@ GPU_SLACK = 1 << 20
 """Bytes kept free in the GPU tier beyond what is needed now, for what its size classes cannot use; in a small tier a
 sixteenth of it."""
 ONLY_GPU = 1 << TierNumber.GPU
-Leave = Callable[[Sequence[bytes], TierNumber, str], None]
 
 
-def promote(state: State, stager: Stager, leave: Leave, keys: Sequence[bytes]) -> int:
+def promote(state: State, stager: Stager, keys: Sequence[bytes]) -> int:
     """Copy blocks of the CPU tier to the GPU tier; how many were not there.
 
     Args:
         state: of the host.
         stager: brings down what only the GPU tier has, before it leaves.
-        leave: takes blocks out of a tier, and tells it.
         keys: of the blocks.
     """
     with state.lock:
@@ -34,15 +33,15 @@ def promote(state: State, stager: Stager, leave: Leave, keys: Sequence[bytes]) -
         with state.lock:
             rows = state.rows(batch)
         with transfer.pinned(state, rows) as here:
-            _room(state, stager, leave, here)
+            _room(state, stager, here)
             refused = transfer.write(state, TierNumber.GPU, here)
             if refused:  # there are bytes, but not for this size: old blocks go until a segment is free
-                _room(state, stager, leave, here, at_least=sum(block.nbytes for block in refused))
+                _room(state, stager, here, at_least=sum(block.nbytes for block in refused))
                 transfer.write(state, TierNumber.GPU, refused)
     return len(absent)
 
 
-def _room(state: State, stager: Stager, leave: Leave, coming: Sequence[Held], *, at_least: int = 0) -> None:
+def _room(state: State, stager: Stager, coming: Sequence[Held], *, at_least: int = 0) -> None:
     """Take old blocks out of the GPU tier, down to the CPU tier those that no other tier has."""
     usage = transfer.ask(state, TierNumber.GPU, lambda tier: tier.usage())
     if usage is None:
@@ -60,6 +59,6 @@ def _room(state: State, stager: Stager, leave: Leave, coming: Sequence[Held], *,
     pins: list[int] = []
     for batch in transfer.batches(state, last):
         stager.fetch(batch, dict.fromkeys(batch, TierNumber.GPU), pins)
-    leave(keys, TierNumber.GPU, "gpu_evicted")
+    leave(state, keys, TierNumber.GPU, "gpu_evicted")
     with state.lock:
         state.cpu.pool.release(np.array(pins, np.int64))

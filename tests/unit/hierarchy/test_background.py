@@ -62,7 +62,7 @@ class TestWatermark:
             reached, go_on, hook = held()
             host.nvme.hooks["write"] = hook
             rows = [host.state.table.rows[key] for key in keys(range(7, -1, -1))]
-            thread = threading.Thread(target=host.mover.demote, args=(rows,))
+            thread = threading.Thread(target=host.mover.demotion.demote, args=(rows,))
             thread.start()
             assert reached.wait(10.0)
             matched = session.match(keys(range(4)), 0.0)
@@ -80,7 +80,7 @@ class TestWatermark:
             reached, go_on, hook = held()
             host.nvme.hooks["write"] = hook
             rows = [host.state.table.rows[key] for key in keys(range(7, -1, -1))]
-            thread = threading.Thread(target=host.mover.demote, args=(rows,))
+            thread = threading.Thread(target=host.mover.demotion.demote, args=(rows,))
             thread.start()
             assert reached.wait(10.0)
             session.release(session.match(keys(range(4)), 0.0).lease)
@@ -98,7 +98,7 @@ class TestWatermark:
             reached, go_on, hook = held()
             host.nvme.hooks["write"] = hook
             rows = [host.state.row(key) for key in keys(range(3, -1, -1))]
-            thread = threading.Thread(target=host.mover.demote, args=(rows,))
+            thread = threading.Thread(target=host.mover.demotion.demote, args=(rows,))
             thread.start()
             assert reached.wait(10.0)
             session.commit(reserved.ticket, written)
@@ -344,7 +344,7 @@ class TestCondemn:
             save(session, [1])
             reached, go_on, hook = held()
             host.nvme.hooks["write"] = hook
-            thread = threading.Thread(target=host.mover.demote, args=([host.state.row(keys([1])[0])],))
+            thread = threading.Thread(target=host.mover.demotion.demote, args=([host.state.row(keys([1])[0])],))
             thread.start()
             assert reached.wait(10.0)
             session.condemn(keys([1]), "bad_checksum")
