@@ -22,7 +22,8 @@
     staging     blocks on their way into the arena, one flight a key
     flight      blocks that are on their way together, and who waits for them
     promotion   blocks on their way into the GPU tier
-    mover       the background: demotion, moves on request, and the queues of all this
+    demotion    blocks on their way out of the CPU tier
+    mover       the background, moves on request, and the queues of all this
     device      who reads blocks in the GPU tier's own memory, and what leaves it after them
     stock       what a tier has, and what it has not heard that it is to forget
     transfer    copies between the arena and the other tiers

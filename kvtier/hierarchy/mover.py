@@ -133,15 +133,21 @@ class Mover:
                 self._state.stats.faults[f"{kind}_refused"] += 1
                 return _nothing()
             self._waiting[kind] += 1
-            future = self._submit(work, *args, who=who)
+            future = self._submit(self._counted, kind, work, *args, who=who)
             if who is self._bringers:
                 self._bringing.add(future)
-        future.add_done_callback(lambda _: self._done(kind, future))
+        future.add_done_callback(self._brought)
         return future
 
-    def _done(self, kind: str, future: Future[int]) -> None:
+    def _counted(self, kind: str, work: Callable[..., int], *args: Any) -> int:
+        try:
+            return work(*args)
+        finally:
+            with self._state.lock:
+                self._waiting[kind] -= 1
+
+    def _brought(self, future: Future[int]) -> None:
         with self._state.lock:
-            self._waiting[kind] -= 1
             self._bringing.discard(future)
 
     def _submit(self, work: Callable[..., int], *args: Any, who: ThreadPoolExecutor | None = None) -> Future[int]:
