@@ -72,6 +72,8 @@ class Router:
 
 def main() -> None:
     """Say for each prompt where it would go."""
+    if len(sys.argv) < 3 or not all("=" in host for host in sys.argv[2:]):
+        sys.exit("usage: python examples/router.py KEYSPACE.json HOST=ENDPOINT ...")
     keyspace, *hosts = sys.argv[1:]
     router = Router(Description.read(keyspace), dict(host.split("=", 1) for host in hosts))
     router.wait(5.0)

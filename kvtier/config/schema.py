@@ -286,7 +286,8 @@ class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description='Where routers subscribe: "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557" or "tcp://*:5557" '
-            '(all addresses), or "ipc://PATH"; "" for no events. Whoever reaches it reads all of it.'
+            '(all addresses), or "ipc://PATH"; {host} stands for the host\'s name; "" for no events. Whoever reaches '
+            "it reads all of it."
         ),
     ] = ""
     replay_endpoint: Annotated[
@@ -306,6 +307,12 @@ class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(
                     f'events.{name} is {value!r}; write "tcp://ADDRESS:PORT", as "tcp://127.0.0.1:5557", or "ipc://PATH"'
                 )
+
+    @property
+    def endpoints(self) -> tuple[str, str]:
+        """Both, on this host; the second is empty for what goes with the first."""
+        host = machine.host_name()
+        return self.endpoint.replace("{host}", host), self.replay_endpoint.replace("{host}", host)
 
 
 class ClientConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket as unix
 import threading
 import time
 from collections import Counter
@@ -201,7 +203,19 @@ def next_to(endpoint: str) -> str:
     return f"tcp://{address}:{following}"
 
 
+def _is_taken(path: str) -> bool:
+    """Whether somebody listens at a Unix socket: ZeroMQ would take it away from him without a word."""
+    with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
+        try:
+            probe.connect("\0" + path[1:] if path.startswith("@") else path)
+        except OSError:
+            return False
+    return True
+
+
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    if endpoint.startswith("ipc://") and _is_taken(endpoint.removeprefix("ipc://")):
+        raise zmq.ZMQError(errno.EADDRINUSE)
     socket.bind(endpoint)
     bound = socket.getsockopt(zmq.LAST_ENDPOINT)
     return bound.decode().rstrip("\0") if isinstance(bound, bytes) else endpoint

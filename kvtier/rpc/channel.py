@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import grpc
@@ -75,6 +76,17 @@ MEANING: dict[StatusCode, type[SessionError]] = {
 ENDS_SESSION = frozenset({StatusCode.UNAVAILABLE, StatusCode.ABORTED})
 """After these the client attaches again: nobody answers, or the host does not know the session."""
 
+_DISTRUST = (
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not vouched for by `ca`, or has ended"),
+    ("(?i)hostname verification", "its certificate is for another name: use a name or an address that is in it"),
+    (
+        "handshake|to all addresses.*ipv[46]:.*Socket closed",
+        "does not begin to talk: use grpcs:// where the host has remote.cert, grpc:// where it has not, and pass "
+        "`cert` and `key` where it has remote.client_ca",
+    ),
+)
+"""What gRPC says of an address where somebody answers that it does not trust, or that does not trust this client."""
+
 _CODES: dict[type[Exception], StatusCode] = {
     DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
     OverQuota: StatusCode.RESOURCE_EXHAUSTED,
@@ -102,8 +114,11 @@ def error_of(failed: grpc.RpcError, where: str) -> SessionError:
     details = failed.details() or code.name
     if code is StatusCode.UNAVAILABLE:
         return SessionUnavailable(
-            f"nobody answers at {where}; is kvtier running? (`kvtier status`; start it with `kvtier up`)"
+            next((f"{where} answers, but {why}" for sign, why in _DISTRUST if re.search(sign, details)), "")
+            or f"nobody answers at {where}; is kvtier running? (`kvtier status`; start it with `kvtier up`)"
         )
+    if code is StatusCode.UNIMPLEMENTED and details == code.name:
+        return ProtocolMismatch(f"{where} answers, but is no door of kvtier's; is that the port of remote.listen?")
     if code is StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"the host at {where} did not answer in time")
     return MEANING[code](f"the host at {where} says: {details}")

@@ -125,10 +125,11 @@ def endpoints(config: Config, host: str) -> tuple[str, str]:
         raise ConfigError(
             'no events are published: set events.endpoint, as "tcp://127.0.0.1:5557", and start kvtier anew'
         )
-    replay = events.replay_endpoint or next_to(events.endpoint)
+    endpoint, replay = events.endpoints
+    replay = replay or next_to(endpoint)
     if not host:
-        return _reachable(events.endpoint), _reachable(replay)
-    ports = [re.fullmatch(r"tcp://.*:(\d+)", one) for one in (events.endpoint, replay)]
+        return _reachable(endpoint), _reachable(replay)
+    ports = [re.fullmatch(r"tcp://.*:(\d+)", one) for one in (endpoint, replay)]
     if not all(ports) or any(port and port[1] == "0" for port in ports):
         raise ConfigError(f"events.endpoint is {events.endpoint}: other hosts are reached at a fixed port of tcp only")
     address = f"[{host}]" if ":" in host else host

@@ -376,6 +376,32 @@ async def test_a_host_publishes_when_it_shall_and_says_so(tmp_path):
         await asyncio.to_thread(drain, subscriber, view, lambda: len(view) == 0)
 
 
+async def test_hosts_of_one_machine_have_an_endpoint_each(tmp_path, monkeypatch):
+    events = EventsConfig(endpoint=f"ipc://{tmp_path}/ev-{{host}}")
+    for name in ("alpha", "beta"):
+        monkeypatch.setenv("KVTIER_HOST", name)
+        settings = settings_in(tmp_path / name)
+        config = msgspec.structs.replace(settings.config, events=events)
+        actor = make_actor(dataclasses.replace(settings, config=config), FakeDoor())
+        assert (await actor.ready(10.0))["hierarchy"]["events"]["endpoint"] == f"ipc://{tmp_path}/ev-{name}"
+        await actor.stop(0.1)
+
+
+def test_an_endpoint_of_somebody_else_is_not_taken_away_from_him(tmp_path):
+    endpoint = f"ipc://{tmp_path}/events"
+    one, other = Host(), Host()
+    with (
+        closing(Publisher(one.state, endpoint, node="one")) as first,
+        closing(Publisher(other.state, endpoint, node="other")) as second,
+    ):
+        assert "set events.endpoint to a free one" in second.fault
+        assert first.fault == ""
+        with Subscriber(endpoint, check=0.1) as subscriber:
+            batch = subscriber.receive(5.0)
+            assert batch is not None
+            assert subscriber.fault == ""
+
+
 async def test_a_host_without_an_endpoint_collects_nothing(tmp_path):
     actor = make_actor(settings_in(tmp_path), FakeDoor())
     assert (await actor.ready(10.0))["hierarchy"]["events"] is None

@@ -21,10 +21,11 @@ def open_events(hierarchy: Hierarchy, settings: Settings) -> Publisher | None:
         return None
     from kvtier.events.publisher import Publisher
 
+    endpoint, replay_endpoint = events.endpoints
     publisher = Publisher(
         hierarchy.state,
-        events.endpoint,
-        replay_endpoint=events.replay_endpoint,
+        endpoint,
+        replay_endpoint=replay_endpoint,
         node=host,
         topic=events.topic.replace("{host}", host),
         buffer=events.buffer,
