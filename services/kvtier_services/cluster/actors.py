@@ -211,7 +211,7 @@ class RayFleet:
         for node in sorted(ray.nodes(), key=lambda node: str(node["NodeID"])):  # type: ignore[no-untyped-call]
             labels = node.get("Labels") or {}
             if node["Alive"] and self.labels.items() <= labels.items():
-                name, has = labels.get(HOST_LABEL) or node["NodeManagerHostname"], node["Resources"]
+                name, has = _name(node), node["Resources"]
                 tiers = tuple(tier for tier in TIERS if has.get(f"kvtier.{tier}", 0) > 0)
                 gpus, ends = int(has.get("GPU", 0)), _ends(ending.get(node["NodeID"]))
                 found.append(Host(name, node["NodeID"], node["NodeManagerAddress"], gpus, tiers, ends))
@@ -227,6 +227,30 @@ class RayFleet:
         named = ray.util.list_named_actors(all_namespaces=True)
         mine = [actor["name"] for actor in named if actor["namespace"] == self.namespace]
         return sum(kill(name, self.namespace) for name in mine if "@" in name and name.rpartition("@")[2] not in nodes)
+
+
+def _name(node: dict[str, Any]) -> str:
+    """A machine's own name is the label, where its node has that."""
+    return str((node.get("Labels") or {}).get(HOST_LABEL) or node["NodeManagerHostname"])
+
+
+def namesake(name: str, temp: str, seconds: float) -> str:
+    """Address of another live node of this name; empty for none, or when it has ended in this time.
+
+    Args:
+        name: of the host.
+        temp: temporary folder of this host's node; of several nodes at one address Ray connects to any.
+        seconds: that the other one may take to end.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        live = [node for node in ray.nodes() if node["Alive"] and _name(node) == name]  # type: ignore[no-untyped-call]
+        others = [node for node in live if not str(node["RayletSocketName"]).startswith(f"{temp}/")]
+        if not others:
+            return ""
+        if time.monotonic() > deadline:
+            return str(others[0]["NodeManagerAddress"])
+        time.sleep(0.5)
 
 
 def _ends(deadline_ms: int | None) -> float:

@@ -82,7 +82,7 @@ def clean(running: Running, run_dir: Path, *, flush_seconds: float, say: Say = l
     began, problems = time.monotonic(), []
     alive = is_alive(running)
     written = lost = None
-    if alive:
+    if alive and running.namespace:  # else it came to no controller
         say("ending the actors")
         hosts, problem = _farewell(running, flush_seconds)
         told = [host for host in hosts if "written" in host]

@@ -24,6 +24,10 @@ from kvtier_services.cluster.up import Started, enter, host_notes, ready
 from kvtier_services.settings import Settings, host_name
 
 NODE_SECONDS = 60.0
+NAMESAKE_SECONDS = 20.0
+"""Until then a former life of this host is dead for Ray, too."""
+STRANGER = "InvalidAuthToken"
+"""What a node prints that the head does not let in."""
 KNOCK = 5.0
 
 
@@ -87,7 +91,7 @@ def _start(settings: Settings, head: str, host: str, say: Say, began: float) -> 
         environment = node.environment(os.environ, running.run, settings.ray_token)
         child = node.spawn(command, settings.ray_log, environment)
         running = state.write(settings.state_file, changed(running, head=Process.of(child.pid)))
-        _wait(Path(temp), settings.ray_log)
+        _wait(Path(temp), settings.ray_log, head)
         child.returncode = 0  # it lives on without us
         say("waiting for the tiers")
         enter(running)
@@ -109,6 +113,11 @@ def _tiers(settings: Settings, running: Running) -> tuple[Running, list[dict[str
             raise ConfigError(
                 f"the Ray cluster at {running.address} runs {len(there) or 'no'} kvtier{'s' * (len(there) > 1)}; name "
                 "the head of one that `kvtier up` started"
+            )
+        if namesake := actors.namesake(host_name(), running.ray_temp, NAMESAKE_SECONDS):
+            raise ConfigError(
+                f"the fleet has a host named {host_name()!r} already, at {namesake}; give this one another name: set "
+                "KVTIER_HOST in the environment of `kvtier join`"
             )
         running = state.write(settings.state_file, changed(running, namespace=there[0]))
         hosts = ready(actors.ActorCall(actors.CONTROLLER, there[0]), host_name())
@@ -149,9 +158,14 @@ def _address_towards(head: str) -> str:
         ) from exc
 
 
-def _wait(temp: Path, log: Path) -> None:
+def _wait(temp: Path, log: Path, head: str) -> None:
     deadline = time.monotonic() + NODE_SECONDS
     while not (temp / "ray_current_cluster").exists():
+        if STRANGER in node.last_lines(log):
+            raise ConfigError(
+                f"the Ray head at {head} does not know this token; copy ray.token out of run_dir of the fleet's first "
+                "host, as it is there now (each `kvtier up` makes a new one), and name the copy with --token"
+            )
         if time.monotonic() > deadline:
             raise ConfigError(f"no Ray node comes up here in {NODE_SECONDS:g} s: {node.last_lines(log)}")
         time.sleep(0.05)
