@@ -21,6 +21,7 @@ class Reader:
         lookups: calls of `match`.
         round_trips: those that asked Redis.
         unasked: those that did not, because the breaker was open.
+        unanswered: these, and those that failed.
         errors: those that got no answer.
         fault: the last error.
     """
@@ -28,7 +29,7 @@ class Reader:
     def __init__(self, lookups: Lookups, breaker: Breaker, wake: Callable[[], None], own: Life) -> None:
         """Take whom to ask, what wakes the background thread, and whom it reads for."""
         self.breaker = breaker
-        self.lookups = self.round_trips = self.unasked = self.errors = 0
+        self.lookups = self.round_trips = self.unasked = self.unanswered = self.errors = 0
         self.fault = ""
         self.look = True
         """Whether the node table should be looked at soon."""
@@ -55,12 +56,14 @@ class Reader:
             return []
         if not self.breaker.closed:
             self.unasked += 1
+            self.unanswered += 1
             return None
         self.round_trips += 1
         try:
             values = self._lookups.get(keys)
         except FAULTS as exc:
             self._failed(exc)
+            self.unanswered += 1
             return None
         self.breaker.succeeded()
         replicas = self._replicas

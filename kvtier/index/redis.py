@@ -176,6 +176,7 @@ class RedisIndex:
             "round_trips": reader.round_trips,
             "lookup_errors": reader.errors,
             "unasked": reader.unasked,
+            "unanswered": reader.unanswered,
             "breaker_opened": reader.breaker.opened,
             "masters": len(self._masters.all),
             "queued": len(writer.pending),

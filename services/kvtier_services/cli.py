@@ -110,13 +110,14 @@ def down(
 ) -> None:
     """End what `kvtier up` started, and nothing else. What is on NVMe stays for the next `up`."""
     from kvtier.config import load
+    from kvtier.config.schema import folder
     from kvtier_services.cluster.down import down as end
 
     settings = load(config)
     with _steps() as say:
         ended = end(settings, flush_seconds=flush, say=say)
     if not ended.ran:
-        typer.echo(f"kvtier does not run in {settings.run_dir}")
+        typer.echo(f"kvtier does not run in {folder(settings.run_dir)}")
         return
     if ended.stale:
         typer.echo("kvtier had ended by itself; what it left was removed")
@@ -177,8 +178,7 @@ def status(
     settings = load(config)
     known, alive = look.running(settings)
     if known is None or not alive:
-        left = " (it ended without `kvtier down`, which removes what it left)" if known else ""
-        fail(f"kvtier does not run in {settings.run_dir}{left}; `kvtier up` starts it")
+        fail(_not_here(settings, known))
     with look.snapshots(settings, known) as snapshot:
         if json:
             import msgspec
@@ -304,7 +304,7 @@ def check(
     settings = load(config)
     known, alive = look.running(settings)
     if known is None or not alive:
-        fail(f"kvtier does not run in {settings.run_dir}; `kvtier up` starts it")
+        fail(_not_here(settings, known))
     try:
         compared = check_index(known, seconds, repair=repair)
     except OSError as exc:
@@ -347,6 +347,7 @@ def token_revoke(name: Annotated[str, typer.Argument(help="Of the token.")], con
     from kvtier_services.gateway import tokens
 
     tokens.revoke(load(config).remote.tokens, name)
+    typer.echo(f"{name} is revoked")
 
 
 @token_app.command("list")
@@ -379,11 +380,19 @@ def _of_the_fleet(settings: Config, question: Callable[[Running], T]) -> T:
 
     known, alive = look.running(settings)
     if known is None or not alive:
-        fail(f"kvtier does not run in {settings.run_dir}; `kvtier up` starts it")
+        fail(_not_here(settings, known))
     try:
         return question(known)
     except OSError as exc:
         fail(f"the controller does not answer: {exc}")
+
+
+def _not_here(settings: Config, known: Running | None) -> str:
+    from kvtier.config.schema import folder
+
+    left = " (it ended without `kvtier down`, which removes what it left)" if known else ""
+    how = f"join {known.address}` joins its fleet again" if known and known.joined else "up` starts it"
+    return f"kvtier does not run in {folder(settings.run_dir)}{left}; `kvtier {how}"
 
 
 def _started(started: Started, what: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvtier import __version__
-from kvtier.errors import ConfigError
+from kvtier.errors import ConfigError, KVTierError
 from kvtier_services.members import Ledger, Members
 from kvtier_services.settings import Settings
 
@@ -291,6 +291,8 @@ class Controller:
             try:
                 return about | await asyncio.to_thread(question, actors)
             except Exception as exc:  # noqa: BLE001 - one host's trouble is not another's
-                return about | {"fault": f"the CPU tier's process does not answer: {' '.join(str(exc).split())[:500]}"}
+                why = " ".join(str(exc).split())[:500]
+                told = isinstance(exc, KVTierError)  # by the process itself
+                return about | {"fault": why if told else f"the CPU tier's process does not answer: {why}"}
 
         return list(await asyncio.gather(*map(ask, sorted(self._actors) if names is None else names)))

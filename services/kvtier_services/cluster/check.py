@@ -59,6 +59,8 @@ class Compared:
             yield f"{host['host']}: {host['blocks']:,} blocks, in the index {kinds}{mended}{notes}"
             for kind, keys in host["examples"].items():
                 yield f"  {kind}: {' '.join(keys)}"
+        if all(host.get("fault") for host in self.hosts):
+            return
         entries, dead, partly = (
             max((int(host.get(kind, 0)) for host in self.hosts), default=0) for kind in ("entries", *OF_ALL)
         )

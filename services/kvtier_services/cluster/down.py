@@ -179,6 +179,8 @@ def _sweep(running: Running, run_dir: Path) -> list[str]:
         else:
             problems.append(f"the arena in {arena} is still in use by a process that this kvtier did not start")
     Path(running.socket).unlink(missing_ok=True)
+    if running.joined and (run_dir / "door.sock").is_symlink():
+        (run_dir / "door.sock").unlink(missing_ok=True)
     if running.ray_token:
         Path(running.ray_token).unlink(missing_ok=True)
     for name in ("ray.log", "fleet.secret", "redis.password"):

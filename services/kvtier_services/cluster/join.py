@@ -100,6 +100,9 @@ def _start(settings: Settings, head: str, host: str, say: Say, began: float) -> 
         say("ending what was started")
         clean(running, settings.run_dir, flush_seconds=0.0)
         raise
+    if running.socket != str(settings.socket):  # where engines and the command line look for it
+        settings.socket.unlink(missing_ok=True)
+        settings.socket.symlink_to(running.socket)
     running = state.write(settings.state_file, changed(running, starting=False))
     return Started(running, hosts, _notes(hosts, settings), time.monotonic() - began)
 
@@ -128,7 +131,10 @@ def _tiers(settings: Settings, running: Running) -> tuple[Running, list[dict[str
 def _notes(hosts: list[dict[str, Any]], settings: Settings) -> tuple[str, ...]:
     notes = [note for host in hosts for note in host_notes(host)]
     if hosts and hosts[0]["socket"] != str(settings.socket):
-        notes.append(f"engines here use {hosts[0]['socket']}: folders are those of the fleet's first host")
+        notes.append(
+            f"the door is {hosts[0]['socket']}, as folders are those of the fleet's first host; {settings.socket} "
+            "leads there"
+        )
     return tuple(notes)
 
 

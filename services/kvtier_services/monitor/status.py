@@ -196,7 +196,7 @@ def _held(one: Snapshot) -> Text:
 
 def _index(index: Snapshot) -> Text:
     well = Text("ok", style="green") if index["ok"] else Text(str(index["reason"]), style="red")
-    silent = index.get("lookup_errors", 0) + index.get("unasked", 0)
+    silent = index.get("unanswered", 0)
     notes = f", {silent:,} of {index['lookups']:,} lookups unanswered" if silent else ""
     notes += ", all is to be told anew" if index["needs_publish"] else ""
     told = f"  {index['told']:,} updates told, {index['queued']:,} queued{notes}"

@@ -28,6 +28,12 @@ def test_all_is_well_when_all_was_compared_and_agrees_or_was_mended(hosts, diffe
     assert (compared.differing, compared.well) == (differing, well)
 
 
+def test_an_index_that_nobody_saw_is_not_said_to_be_empty():
+    assert list(Compared([{"host": "a", "fault": "the index does not answer"}]).lines()) == [
+        "a: the index does not answer"
+    ]
+
+
 def test_people_are_told_what_differs_where_and_which_hosts_are_silent():
     found = WELL | {"missing": 1, "examples": {"missing": ["ab"]}, "silent": ["c"], "complete": False}
     text = "\n".join(Compared([found, {"host": "b", "fault": "does not answer"}]).lines())

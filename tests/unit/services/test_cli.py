@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -136,6 +137,16 @@ def test_down(kvtier, monkeypatch, tmp_path, ended, code, said):
 def test_down_and_status_where_nothing_runs(kvtier, tmp_path):
     assert kvtier("down") == (0, f"kvtier does not run in {tmp_path / 'run'}\n")
     assert kvtier("status") == (1, f"kvtier: kvtier does not run in {tmp_path / 'run'}; `kvtier up` starts it\n")
+
+
+def test_a_host_that_had_joined_is_told_to_join_and_not_to_be_a_fleet_of_its_own(kvtier, monkeypatch):
+    had = msgspec.structs.replace(running(), joined=True, address="10.0.0.1:6391")
+    monkeypatch.setattr(look, "running", lambda _: (had, False))
+    for command in (("status",), ("index", "check"), ("drain", "box")):
+        code, said = kvtier(*command)
+        assert code == 1
+        assert "`kvtier join 10.0.0.1:6391` joins its fleet again" in said
+        assert "kvtier up" not in said
 
 
 def test_status_of_one_that_ended_by_itself(kvtier, monkeypatch):
