@@ -36,12 +36,14 @@ class Member(msgspec.Struct, frozen=True):
         drained: since when; 0 when it is not.
         gone: since when; 0 while it lives.
         leaving: until when its node is expected to end; 0 when it is not.
+        node: its Ray node when it was last seen; another one is not the one that leaves.
     """
 
     address: str = ""
     drained: float = 0.0
     gone: float = 0.0
     leaving: float = 0.0
+    node: str = ""
 
 
 class Members:
@@ -64,7 +66,8 @@ class Members:
         back = [name for name in live if self.known.get(name, Member()).gone]
         for name, host in live.items():
             was = self.known.get(name, Member())
-            self.known[name] = Member(host.address, was.drained, leaving=was.leaving if was.leaving > now else 0.0)
+            leaving = was.leaving if was.leaving > now and was.node == host.node else 0.0
+            self.known[name] = Member(host.address, was.drained, leaving=leaving, node=host.node)
         for name in self.known.keys() - live.keys():
             was = self.known[name]
             if was.leaving:

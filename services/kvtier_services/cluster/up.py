@@ -92,9 +92,10 @@ def host_notes(host: dict[str, Any]) -> list[str]:
     notes += [f"{hand['label']}: {note}" for hand in hands for note in hand["notes"]]
     index = (host.get("hierarchy") or {}).get("index") or {}
     if index and not index["ok"]:
-        notes.append(f"index: {index['reason']}; only this host's own blocks are found until it answers")
-    metrics = host.get("metrics") or {}
-    return [note for note in (*notes, metrics.get("fault"), host.get("pinning")) if note]
+        notes.append(f"index: {index['reason'].rstrip('.')}; only this host's own blocks are found until it answers")
+    notes += [f"remote: {fault}" for fault in (host.get("remote") or {}).get("faults", ())]
+    metrics, events = host.get("metrics") or {}, (host.get("hierarchy") or {}).get("events") or {}
+    return [note for note in (*notes, metrics.get("fault"), events.get("fault"), host.get("pinning")) if note]
 
 
 def _start(settings: Settings, source: str, say: Say) -> tuple[Running, list[dict[str, Any]]]:

@@ -11,6 +11,7 @@ from kvtier_services.members import Members
 @dataclass
 class At:
     address: str
+    node: str = "n1"
 
 
 class Page:
@@ -95,6 +96,14 @@ def test_a_ledger_that_cannot_be_read_is_read_later_and_not_overwritten():
             continue
         raise AssertionError
     assert page.page == written
+
+
+def test_a_host_that_left_and_joined_again_at_once_does_not_wait():
+    members = Members(Page(), Clock())
+    members.seen({"a": At("1")})
+    members.leaving("a")
+    members.seen({"a": At("1", "n2")})
+    assert not members.is_away("a")
 
 
 def test_a_leaving_host_that_stays_is_taken_up_again():
