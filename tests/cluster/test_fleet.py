@@ -5,6 +5,7 @@ During each trial an engine on every host reads and saves, and compares what it 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -226,3 +227,17 @@ def test_a_host_leaves_and_is_not_missed(trial):
     within(PATIENCE, lambda: {host["host"] for host in trial["alpha"].status()["hosts"]} == {"alpha", "beta"})
     assert "has joined" in trial.fleet.join(trial["gamma"])
     assert trial.life("gamma")
+
+
+def test_who_has_no_token_or_a_name_that_is_taken_does_not_join(trial, tmp_path):
+    gamma, life = trial["gamma"], trial.life("alpha")
+    gamma.cli("down")
+    join = ("join", trial.fleet.head_address, "--host", gamma.address, "--token")
+    (tmp_path / "token").write_text("0" * 64)
+    assert "does not know this token" in gamma.cli(*join, str(tmp_path / "token"), rc=1)
+    (tmp_path / "kvtier.toml").write_text(f'run_dir = "{gamma.folder}/other"')
+    namesake = dataclasses.replace(gamma, name="alpha", config=tmp_path / "kvtier.toml")
+    token = trial["alpha"].folder / "run" / "ray.token"
+    assert "has a host named 'alpha' already" in namesake.cli(*join, str(token), rc=1)
+    assert trial.life("alpha") == life, "its tiers were not ended with the other one's node"
+    assert "has joined" in trial.fleet.join(gamma)
