@@ -31,6 +31,9 @@ class Bulk:
         host: its name or address.
         port: of its bulk service.
         credentials: what proves who is who.
+
+    Raises:
+        SessionUnavailable: there can be no such port.
     """
 
     def __init__(self, host: str, port: int, credentials: Credentials) -> None:
@@ -41,7 +44,8 @@ class Bulk:
             proof |= {"cert_chain": tls.cert, "private_key": tls.key}
         self._where = place
         self._headers = [(name.encode(), value.encode()) for name, value in credentials.metadata]
-        self._client = flight.FlightClient(place, generic_options=list(BULK_OPTIONS), **proof)
+        with self._said():
+            self._client = flight.FlightClient(place, generic_options=list(BULK_OPTIONS), **proof)
 
     def get(self, ask: Ask, nbytes: int) -> Generator[memoryview]:
         """The payloads of leased slots, in order and in pieces; fewer when some are gone.

@@ -20,7 +20,7 @@ from kvtier.client.attachment import Attachment
 from kvtier.client.line import Line
 from kvtier.client.mapping import SocketWay
 from kvtier.client.way import Way
-from kvtier.errors import DeadlineExceeded, SessionUnavailable, UsageError
+from kvtier.errors import DeadlineExceeded, ProtocolMismatch, SessionUnavailable, UsageError
 from kvtier.hierarchy.answers import GRANT, SLOT, Matched, Placement, Reserved
 from kvtier.memory.device import DeviceMemory, attach
 from kvtier.rpc import kvtier_pb2 as pb
@@ -30,6 +30,7 @@ from kvtier.rpc.kvtier_pb2_grpc import DoorStub
 from kvtier.tiers.base import TierNumber
 
 PREFETCH_TIMEOUT = 60.0
+_SAME = "install the same kvtier on both sides"
 PIN_PATIENCE = 10.0
 """Seconds that blocks which are pinned may take to come up from other tiers."""
 
@@ -115,13 +116,12 @@ class DoorSession:
         request.after, request.stream, request.given, request.device = at.sent, stream, after, device
         try:
             reply = self._line.ask(self._line.stub.Match, request, until, at)
+            slots, tiers, inside = _leased(reply, len(keys))
+            if reply.leased:
+                at.memory.leased(call, keys, slots)
         except BaseException:
             at.note(pb.ClientNote(release=pb.Release(call=call)))
             raise
-        slots, tiers = unpack_array(reply.slots, SLOT), unpack_array(reply.tiers, np.uint8)
-        inside = unpack_array(reply.inside or bytes(len(slots)), np.bool_)
-        if reply.leased:
-            at.memory.leased(call, keys, slots)
         return Matched(call if reply.leased else 0, slots, reply.staging, tiers, inside, reply.device)
 
     def fetch(self, lease: int, first: int, end: int) -> int:
@@ -147,6 +147,9 @@ class DoorSession:
         )
         try:
             reply = self._line.ask(self._line.stub.Reserve, request, until, at)
+            grants = _granted(reply, len(nbytes))
+            if reply.granted:
+                at.memory.reserved(call, nbytes, grants)
         except BaseException:
             self._abort(call)
             raise
@@ -156,9 +159,6 @@ class DoorSession:
             self._loose.add(call)
         else:
             self._mine.tickets.append(call)
-        grants = unpack_array(reply.grants, GRANT)
-        if reply.granted:
-            at.memory.reserved(call, nbytes, grants)
         return Reserved(call if reply.granted else 0, grants, reply.reason)
 
     @contextmanager
@@ -281,6 +281,22 @@ class DoorSession:
             at.memory.ended(ticket)
             at.end()
         return at
+
+
+def _leased(reply: pb.MatchReply, asked: int) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[np.bool_]]:
+    """Slots, their tiers, and whether they are in the GPU tier's memory."""
+    slots, tiers = unpack_array(reply.slots, SLOT), unpack_array(reply.tiers, np.uint8)
+    inside = unpack_array(reply.inside or bytes(len(slots)), np.bool_)
+    if not len(slots) == len(tiers) == len(inside) <= asked:
+        raise ProtocolMismatch(f"the host gives {len(slots)} slots for {asked} keys; {_SAME}")
+    return slots, tiers, inside
+
+
+def _granted(reply: pb.ReserveReply, asked: int) -> NDArray[Any]:
+    grants = unpack_array(reply.grants, GRANT)
+    if reply.granted and len(grants) != asked:
+        raise ProtocolMismatch(f"the host grants {len(grants)} slots for {asked} blocks; {_SAME}")
+    return grants
 
 
 class _Mine(threading.local):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.block import PAGE, slot_nbytes, verify_payload
-from kvtier.errors import CorruptPayload, SessionError, SessionUnavailable
+from kvtier.errors import CorruptPayload, ProtocolMismatch, SessionError, SessionUnavailable
 from kvtier.hierarchy.answers import GrantState
 from kvtier.rpc.bulk import MOST, Ask
 from kvtier.rpc.kvtier_pb2 import Welcome
@@ -96,6 +96,7 @@ class StagedMemory:
         self._session = session
 
     def leased(self, lease: int, keys: Sequence[bytes], slots: NDArray[Any]) -> None:
+        self._check(slots["offset"], slots["nbytes"])
         with self._news:
             held = []
             for key, (offset, generation, nbytes) in zip(keys, slots.tolist(), strict=False):
@@ -133,6 +134,7 @@ class StagedMemory:
 
     def reserved(self, ticket: int, nbytes: Sequence[int], grants: NDArray[Any]) -> None:
         granted = np.flatnonzero(grants["state"] == GrantState.GRANTED).tolist()
+        self._check(grants["offset"][granted], np.array(nbytes, np.uint64)[granted])
         with self._news:
             self._tickets[ticket] = {i: (int(grants["offset"][i]), nbytes[i]) for i in granted}
             self._generations[grants["offset"][granted] // PAGE] = grants["generation"][granted]
@@ -156,6 +158,18 @@ class StagedMemory:
             self._news.notify_all()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._carrier.close()
+
+    def _check(self, offsets: NDArray[Any], nbytes: NDArray[Any]) -> None:
+        """See that slots lie where this has memory: a host may say anything.
+
+        Raises:
+            ProtocolMismatch: they do not.
+        """
+        room = self._memory.nbytes - offsets.astype(np.float64)  # exact up to 2^53, and never around the corner
+        if (offsets % PAGE).any() or (room < nbytes).any() or not nbytes.all():
+            raise ProtocolMismatch(
+                "the host names slots that are not in its arena; install the same kvtier on both sides"
+            )
 
     def _begin(self, lease: int, first: int, end: int) -> bool:
         """Let the slots come that are not here, unless they are on their way; whether that began."""

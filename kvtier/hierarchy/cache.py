@@ -226,7 +226,12 @@ class Hierarchy:
     # What stays, what goes
 
     def pin(
-        self, session: int, keys: Sequence[bytes], seconds: float, allowance: Allowance | None = None
+        self,
+        session: int,
+        keys: Sequence[bytes],
+        seconds: float,
+        allowance: Allowance | None = None,
+        own: Callable[[Sequence[bytes]], int] | None = None,
     ) -> Future[int]:
         """See `Session.pin`.
 
@@ -235,13 +240,14 @@ class Hierarchy:
             keys: addresses of a chain from its first block.
             seconds: for how long.
             allowance: bytes that who asks may pin besides what is pinned; asked with the lock held, when it is done.
+            own: how many of some blocks, from the first on, are who asks's own; asked in the same way.
 
         Raises:
             SessionUnavailable: the session is not attached.
         """
         with self.state.lock:
             owner = self.state.ledger.of(session).owner
-        return self.mover.pin(keys, min(seconds, LONGEST_PIN), owner, self.limits.pinned, allowance)
+        return self.mover.pin(keys, min(seconds, LONGEST_PIN), owner, self.limits.pinned, allowance, own)
 
     def unpin(self, keys: Sequence[bytes]) -> int:
         """See `Session.unpin`."""

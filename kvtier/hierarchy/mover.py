@@ -109,9 +109,10 @@ class Mover:
         owner: str,
         share: float,
         allowance: Callable[[], int] | None = None,
+        own: Callable[[Sequence[bytes]], int] | None = None,
     ) -> Future[int]:
         """Bring a chain's blocks to the CPU tier and keep them there; how many are kept."""
-        return self._queue("moves", self._bringers, self._pin, list(keys), seconds, owner, share, allowance)
+        return self._queue("moves", self._bringers, self._pin, list(keys), seconds, owner, share, allowance, own)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Tell all tiers, in the background, to forget blocks that were dropped."""
@@ -204,14 +205,21 @@ class Mover:
             staging.done.result()
 
     def _pin(
-        self, keys: list[bytes], seconds: float, owner: str, share: float, allowance: Callable[[], int] | None
+        self,
+        keys: list[bytes],
+        seconds: float,
+        owner: str,
+        share: float,
+        allowance: Callable[[], int] | None,
+        own: Callable[[Sequence[bytes]], int] | None,
     ) -> int:
         self._fetch(keys, TierNumber.CPU)
         kept = 0
         for part in stock.parts(keys):
             with self._state.lock:
                 most = sys.maxsize if allowance is None else allowance()
-                now = retention.pin(self._state, part, seconds, owner, share, most)
+                mine = part if own is None else part[: own(part)]
+                now = retention.pin(self._state, mine, seconds, owner, share, most)
             kept += now
             if now < len(part):
                 break

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtier.block import BlockHeader
+from kvtier.block import BlockHeader, verify_payload
 from kvtier.errors import CorruptPayload
 from kvtier.hierarchy.state import State
+from kvtier.tiers.base import TierNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,13 @@ class Place:
         key: of its block.
         offset: in the arena.
         nbytes: of the payload.
+        space: that its header says it belongs to; empty while nothing is written there.
     """
 
     key: bytes
     offset: int
     nbytes: int
+    space: bytes = b""
 
 
 def hold(state: State, lease: int, position: int) -> Place | None:
@@ -41,7 +44,24 @@ def hold(state: State, lease: int, position: int) -> Place | None:
         if header.payload_nbytes > state.cpu.pool.size_class(offset):
             return None
         state.cpu.pool.retain(np.array([offset], np.int64))
-        return Place(header.address, offset, header.payload_nbytes)
+        return Place(header.address, offset, header.payload_nbytes, header.space)
+
+
+def is_broken(state: State, key: bytes) -> bool:
+    """Whether the CPU tier has this block and its bytes are not what was written; looked at without the lock."""
+    with state.lock:
+        row = state.row(key)
+        if row is None or not state.table.has(row, TierNumber.CPU):
+            return False
+        offset, nbytes = int(state.table.offset[row]), int(state.table.nbytes[row])
+        state.cpu.pool.retain(np.array([offset], np.int64))
+    try:
+        verify_payload(state.cpu.arena.memory[offset : offset + nbytes].data, expected=key)
+    except CorruptPayload:
+        return True
+    finally:
+        let_go(state, offset)
+    return False
 
 
 def let_go(state: State, offset: int) -> None:

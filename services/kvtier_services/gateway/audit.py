@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,31 @@ LIMIT = 16 << 20
 """Bytes of one file; when it is full, the next begins."""
 KEPT = 4
 """Full files that are kept."""
+REFUSALS, MINUTE = 20, 60.0
+"""Calls of one tenant without the right to them that are written down, in so many seconds."""
+
+
+class Refusals:
+    """Which calls of tenants that may not make them are written down: the first few a minute.
+
+    Else who may do nothing could turn the file over until nothing is left of what others did.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._seen: Counter[str] = Counter()
+
+    def one_more(self, tenant: str) -> bool:
+        """Whether one more of this tenant is to be written down."""
+        if self._clock() >= self._since + MINUTE:
+            self._since = self._clock()
+            self._seen.clear()
+        self._seen[tenant] += 1
+        return self._seen[tenant] <= REFUSALS
 
 
 class AuditLog:

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import flight
 
 from kvtier.block import verify_payload
 from kvtier.errors import ConfigError, CorruptPayload, KVTierError, ProtocolMismatch, UsageError
@@ -25,6 +23,8 @@ from kvtier.hierarchy.cache import Hierarchy
 from kvtier.hierarchy.streaming import Place
 from kvtier.rpc.bulk import COLUMN, PIECE, POSITION, Ask
 from kvtier.rpc.conversions import pack_numbers
+from kvtier_services.gateway.arrow import flight
+from kvtier_services.gateway.arrow import pyarrow as pa
 from kvtier_services.gateway.callers import Caller
 from kvtier_services.gateway.connections import hang_up, thin_out
 from kvtier_services.gateway.guests import Guest, Ticket
@@ -171,7 +171,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]
         lease = guest.lease_of(ask.call)
         if not lease:
             raise flight.FlightServerError(f"there is no lease {ask.call} here")
-        return flight.GeneratorStream(SCHEMA, self._payloads(context.peer(), guest.session, lease, ask))
+        return flight.GeneratorStream(SCHEMA, self._payloads(context.peer(), guest, lease, ask))
 
     def do_put(
         self,
@@ -189,6 +189,9 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]
                 arrived = list(self._arrivals(guest, ticket, reader))
         except UsageError as exc:
             raise flight.FlightServerError(str(exc)) from exc
+        except pa.ArrowException as exc:  # Flight would say all of the traceback
+            self._desk.counters["unreadable"] += 1
+            raise flight.FlightServerError("payloads cannot be read: they come as they are, not compressed") from exc
         writer.write(pa.py_buffer(pack_numbers(arrived)))
 
     def _asked(self, context: flight.ServerCallContext, packed: bytes) -> tuple[Ask, Guest]:
@@ -200,12 +203,16 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]
             self._desk.counters["refused"] += 1
             raise flight.FlightServerError(str(exc)) from exc
 
-    def _payloads(self, peer: str, session: int, lease: int, ask: Ask) -> Iterator[pa.RecordBatch]:
+    def _payloads(self, peer: str, guest: Guest, lease: int, ask: Ask) -> Iterator[pa.RecordBatch]:
         desk, memory = self._desk, self._desk.hierarchy.arena.memory
-        with desk.serving(session, peer):
+        with desk.serving(guest.session, peer):
             for position in ask.positions:
                 place = streaming.hold(desk.hierarchy.state, lease, position)
                 if place is None:
+                    return
+                if not guest.caller.may_have(place.space):
+                    desk.counters["foreign"] += 1
+                    streaming.let_go(desk.hierarchy.state, place.offset)
                     return
                 payload = memory[place.offset : place.offset + place.nbytes].view()
                 payload.flags.writeable = False
@@ -260,7 +267,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             _verify(guest.caller, place, payload.data)
         except CorruptPayload as exc:
-            _log.info("payload refused session=%d reason=%s", guest.session, exc)
+            _log.debug("payload refused session=%d reason=%s", guest.session, exc)
             return "corrupt"
         except KVTierError:
             return "foreign"
@@ -311,8 +318,7 @@ def _verify(caller: Caller, place: Place, payload: memoryview) -> None:
     header = verify_payload(payload, expected=place.key)
     if not len(payload) == header.payload_nbytes == place.nbytes:
         raise CorruptPayload(f"{len(payload)} bytes came for a slot of {place.nbytes}")
-    tenant = caller.narrow
-    if tenant is not None and header.space not in tenant.spaces:
+    if not caller.may_have(header.space):
         caller.needs_admin("saving into another tenant's keyspace")
 
 

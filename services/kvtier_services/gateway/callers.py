@@ -204,6 +204,11 @@ class Caller:
         tenant = self.narrow
         return keys if tenant is None else keys[: tenant.owns(hierarchy, keys)]
 
+    def may_have(self, space: bytes) -> bool:
+        """Whether blocks of this keyspace are the caller's to read and write. Thread-safe."""
+        tenant = self.narrow
+        return tenant is None or space in tenant.spaces
+
     def needs_admin(self, what: str) -> None:
         """Refuse what touches others.
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -189,7 +190,7 @@ class Calls(DoorServicer):
         if asked in self._hierarchy.state.ledger.sessions:
             raise SessionUnavailable(f"session number {asked} cannot be used; attach with another one")
         session = self.gate.seat(asked, caller)
-        client = hello.client[:CLIENT]
+        client = "".join(letter if letter.isprintable() else "?" for letter in hello.client[:CLIENT])
         guest = self.guests[session] = Guest(self._hierarchy, session, client, caller)
         _log.info("attached session=%d caller=%s client=%r", session, caller.name, client)
         try:
@@ -214,9 +215,10 @@ class Calls(DoorServicer):
         keys, device = unpack_keys(request.keys), request.device if guest.caller is ENGINE else 0
 
         def look_again(sought: Sought | None = None) -> Look:
-            own = guest.caller.own(hierarchy, keys)
-            wish = Wish(guest.session, own, request.prefill, request.stream, request.given, first, device)
-            return hierarchy.look(wish, sought)
+            with hierarchy.state.lock:  # nothing comes in between, of which it would not be known whose it is
+                own = guest.caller.own(hierarchy, keys)
+                wish = Wish(guest.session, own, request.prefill, request.stream, request.given, first, device)
+                return hierarchy.look(wish, sought)
 
         until = time.monotonic() + wait
         look = look_again()
@@ -274,7 +276,8 @@ class Calls(DoorServicer):
             return pb.CommitReply(visible=bytes(len(written)))
         # Who maps the arena wrote there itself; of the others only what came and was found whole counts.
         there = written if guest.caller is ENGINE else [i for i in written if i in ticket.received]
-        visible = self._hierarchy.commit(guest.session, ticket.number, there, request.seconds)
+        seconds = request.seconds if guest.caller is ENGINE else 0.0
+        visible = self._hierarchy.commit(guest.session, ticket.number, there, seconds)
         seen = dict(zip(there, visible, strict=True))
         return pb.CommitReply(visible=bytes(seen.get(i, False) for i in written))
 
@@ -293,8 +296,9 @@ class Calls(DoorServicer):
         """See `Session.prefetch`."""
         guest = await self._guest(request.session, request.after)
         keys = guest.caller.own(self._hierarchy, unpack_keys(request.keys))
-        there = self._hierarchy.prefetch(keys, _tier(request.tier))
-        return pb.PrefetchReply(there=await _result(there))
+        there = await _result(self._hierarchy.prefetch(keys, _tier(request.tier)))
+        # Whose blocks of other hosts are is known when they have come.
+        return pb.PrefetchReply(there=min(there, len(guest.caller.own(self._hierarchy, keys))))
 
     @_call
     async def Pin(self, request: pb.PinRequest) -> pb.PinReply:  # noqa: N802
@@ -304,7 +308,9 @@ class Calls(DoorServicer):
         if not request.seconds > 0:
             return pb.PinReply(blocks=self._hierarchy.unpin(keys))
         allowance = tenant.pinnable(self._hierarchy) if tenant is not None else None
-        pinned = self._hierarchy.pin(guest.session, keys, request.seconds, allowance)
+        narrow = guest.caller.narrow
+        own = partial(narrow.owns, self._hierarchy) if narrow is not None else None
+        pinned = self._hierarchy.pin(guest.session, keys, request.seconds, allowance, own)
         return pb.PinReply(blocks=await _result(pinned))
 
     @_call

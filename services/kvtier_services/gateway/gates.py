@@ -15,7 +15,7 @@ from kvtier.hierarchy.cache import Hierarchy
 from kvtier.memory.lock import is_free
 from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.protocol import SESSIONS, client_lock
-from kvtier_services.gateway.audit import AuditLog
+from kvtier_services.gateway.audit import AuditLog, Refusals
 from kvtier_services.gateway.callers import ENGINE, Caller
 from kvtier_services.gateway.guests import Guest
 from kvtier_services.gateway.register import Register, bearer
@@ -124,6 +124,7 @@ class RemoteGate:
     def __init__(self, hierarchy: Hierarchy, register: Register, audit: AuditLog) -> None:
         self._hierarchy, self._register, self._audit = hierarchy, register, audit
         self.bulk = 0
+        self._refusals = Refusals()
         self.on_left: Callable[[Guest], None] = lambda _: None
 
     def caller(self, context: Context) -> Caller:
@@ -156,4 +157,6 @@ class RemoteGate:
 
     def done(self, caller: Caller, context: Context, what: str, details: dict[str, Any], result: str) -> None:
         tenant = caller.tenant.name if caller.tenant else ""
+        if not caller.admin and not self._refusals.one_more(tenant):
+            return
         self._audit.write(who=caller.name, tenant=tenant, peer=context.peer(), what=what, result=result, **details)

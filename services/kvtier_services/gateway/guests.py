@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from kvtier.block import ADDRESS_NBYTES
 from kvtier.errors import ProtocolMismatch, UsageError
+from kvtier.hierarchy import streaming
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.rpc.conversions import unpack_keys
 from kvtier.rpc.kvtier_pb2 import ClientNote
@@ -61,6 +63,7 @@ class Guest:
         self._given_up: dict[int, None] = {}
         self._heard = 0
         self._news = asyncio.Event()
+        self._looking: asyncio.Future[None] | None = None
         hierarchy.attach(session, f"{caller.tenant.name}: {client}" if caller.tenant is not None else client)
 
     def leave(self) -> None:
@@ -76,11 +79,11 @@ class Guest:
                 self._abort(note.abort.call)
             case "condemn":
                 why = note.condemn.why if note.condemn.why in REPORTS else "client_report"
-                self._hierarchy.condemn(unpack_keys(note.condemn.keys), why)
+                self._condemn(note.condemn.keys, why)
             case "claim":
                 if self.caller.tenant is not None:
                     self.caller.tenant.claim(note.claim.keyspace)
-            case "refused":
+            case "refused" if self.caller is ENGINE:
                 self._hierarchy.refused()
                 _log.warning("device memory not attached session=%d reason=%r", self.session, note.refused.why[:300])
             case other:
@@ -155,10 +158,24 @@ class Guest:
             if void:
                 self._hierarchy.commit(self.session, ticket.number, [])
 
+    def _condemn(self, packed: bytes, why: str) -> None:
+        """A client found wrong bytes. One of another host is not believed: it may drop nothing that is whole."""
+        if self.caller is ENGINE:
+            self._hierarchy.condemn(unpack_keys(packed), why)
+            return
+        keys = self.caller.own(self._hierarchy, unpack_keys(packed[:ADDRESS_NBYTES]))
+        if keys and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().run_in_executor(None, self._drop_if_broken, keys[0], why)
+
+    def _drop_if_broken(self, key: bytes, why: str) -> None:
+        if streaming.is_broken(self._hierarchy.state, key):
+            self._hierarchy.condemn([key], why)
+
     def _release(self, call: int, seconds: float) -> None:
         lease = self._leases.pop(call, 0)
         if lease:
-            self._hierarchy.release(lease, seconds)
+            # How long others take over the network says nothing of this host, and they may say anything.
+            self._hierarchy.release(lease, seconds if self.caller is ENGINE else 0.0)
         else:
             self._give_up(call)
 

@@ -59,14 +59,13 @@ class Register:
         mark = self._look()
         if mark == self._mark:
             return False
-        self._mark = mark
         try:
             self._take()
         except ConfigError as exc:
-            self.fault = str(exc)
+            self._mark, self.fault = mark, str(exc)
             _log.error("tokens not reloaded: %s", exc)
             return False
-        self.fault = ""
+        self._mark, self.fault = mark, ""
         _log.info("tokens reloaded tokens=%d tenants=%d", len(self._callers), len(self.tenants))
         return True
 

@@ -14,7 +14,7 @@ from typing import Any
 from grpc import aio
 
 from kvtier.client.remote import is_loopback
-from kvtier.errors import ConfigError, KVTierError
+from kvtier.errors import ConfigError
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.rpc.kvtier_pb2_grpc import add_DoorServicer_to_server
 from kvtier_services.gateway.audit import AuditLog
@@ -180,14 +180,22 @@ class RemoteDoor:
         """Take over tokens and certificates that were renewed."""
         while True:
             await asyncio.sleep(LOOK)
-            try:
-                await asyncio.to_thread(self._desk.thin_out, self.bulk_port, CONNECTIONS)
-                if await asyncio.to_thread(self.register.refresh):
-                    self._calls.hang_up(self._unknown)
-                if self._renewed is not None and await asyncio.to_thread(self._renewed.refresh):
-                    await self._renew()
-            except (KVTierError, OSError):
-                _log.exception("looking at the files of the remote door failed")
+            for look in (self._look_at_tokens, self._thin_out, self._look_at_certificate):
+                try:
+                    await look()
+                except Exception:  # noqa: BLE001 - whatever fails here, tokens that were revoked must end
+                    _log.exception("%s failed", look.__name__)
+
+    async def _look_at_tokens(self) -> None:
+        if await asyncio.to_thread(self.register.refresh):
+            self._calls.hang_up(self._unknown)
+
+    async def _thin_out(self) -> None:
+        await asyncio.to_thread(self._desk.thin_out, self.bulk_port, CONNECTIONS)
+
+    async def _look_at_certificate(self) -> None:
+        if self._renewed is not None and await asyncio.to_thread(self._renewed.refresh):
+            await self._renew()
 
     def _unknown(self, caller: Caller) -> bool:
         return not self.register.knows(caller)

@@ -6,6 +6,8 @@ import hashlib
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from msgspec import Meta, Struct
 
 from kvtier.config import Size
 from kvtier.errors import ConfigError
+from kvtier.memory.lock import PATIENCE, FileLock
 from kvtier_services.actors.folders import write_secret
 
 SALT_NBYTES = 32
@@ -116,10 +119,10 @@ def prepare(path: Path) -> None:
     Raises:
         ConfigError: it has none, and cannot be written.
     """
-    known = read(path)
-    if LOCAL not in known.tenants:
+    if LOCAL not in read(path).tenants:
         try:
-            write(path, known.with_tenant(LOCAL))
+            with _changing(path):
+                write(path, read(path).with_tenant(LOCAL))
         except OSError as exc:
             raise ConfigError(
                 f"remote.tokens_file {path} cannot be written: {exc.strerror}; `kvtier token add`"
@@ -143,12 +146,13 @@ def add(path: Path, name: str, *, tenant: str = "", admin: bool = False, quota: 
     for one in (name, tenant):
         if not _NAME.fullmatch(one):
             raise ConfigError(f"{one!r} is no name: use up to 64 letters, digits and the signs _ . @ -")
-    known = read(path).with_tenant(LOCAL)
-    if any(entry.name == name for entry in known.tokens):
-        raise ConfigError(f"there is a token {name!r} already; revoke it first, or choose another name")
-    token = f"kvt_{secrets.token_urlsafe(32)}"
-    entry = TokenEntry(name, tenant, fingerprint(token), admin)
-    write(path, Tokens(known.with_tenant(tenant, quota).tenants, (*known.tokens, entry)))
+    with _changing(path):
+        known = read(path).with_tenant(LOCAL)
+        if any(entry.name == name for entry in known.tokens):
+            raise ConfigError(f"there is a token {name!r} already; revoke it first, or choose another name")
+        token = f"kvt_{secrets.token_urlsafe(32)}"
+        entry = TokenEntry(name, tenant, fingerprint(token), admin)
+        write(path, Tokens(known.with_tenant(tenant, quota).tenants, (*known.tokens, entry)))
     return token
 
 
@@ -180,8 +184,23 @@ def revoke(path: Path, name: str) -> None:
     Raises:
         ConfigError: there is none of that name.
     """
-    known = read(path)
-    left = tuple(entry for entry in known.tokens if entry.name != name)
-    if len(left) == len(known.tokens):
-        raise ConfigError(f"there is no token {name!r}; there are {', '.join(e.name for e in known.tokens) or 'none'}")
-    write(path, Tokens(known.tenants, left))
+    with _changing(path):
+        known = read(path)
+        left = tuple(entry for entry in known.tokens if entry.name != name)
+        if len(left) == len(known.tokens):
+            there = ", ".join(entry.name for entry in known.tokens) or "none"
+            raise ConfigError(f"there is no token {name!r}; there are {there}")
+        write(path, Tokens(known.tenants, left))
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Nobody else changes the file: a token that is being revoked must not come back by way of one that is added."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    try:
+        if not lock.acquire(PATIENCE):
+            raise ConfigError(f"somebody else is changing {path}; try again")
+        yield
+    finally:
+        lock.close()
