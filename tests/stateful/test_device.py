@@ -81,9 +81,10 @@ class DeviceMachine(RuleBasedStateMachine):
             if matched.lease:
                 self.leases.append((self.memory.epoch, seeds[: len(matched.slots)], matched))
 
-    @precondition(lambda self: self.leases)
     @rule(at=st.integers(0, 9))
     def release(self, at):
+        if not self.leases:  # no precondition: what a match gets may hang on time, and which rules there are must not
+            return
         _, _, matched = self.leases.pop(at % len(self.leases))
         self.session.release(matched.lease)
 

@@ -124,9 +124,10 @@ class HierarchyMachine(RuleBasedStateMachine):
         if matched.lease:
             self.leases.append((who, seeds[: len(matched.slots)], matched))
 
-    @precondition(lambda self: self.leases)
     @rule(at=PLACES)
     def release(self, at):
+        if not self.leases:  # no precondition: what a match gets may hang on time, and which rules there are must not
+            return
         who, _, matched = self.leases.pop(at % len(self.leases))
         self.sessions[who].release(matched.lease)
         self.sessions[who].release(matched.lease)
@@ -160,9 +161,10 @@ class HierarchyMachine(RuleBasedStateMachine):
         if reserved.ticket:
             self.reservations.append((who, seeds, start, reserved))
 
-    @precondition(lambda self: self.reservations)
     @rule(at=PLACES, most=LENGTHS, garble=st.booleans())
     def commit(self, at, most, garble):
+        if not self.reservations:
+            return
         who, seeds, start, reserved = self.reservations.pop(at % len(self.reservations))
         granted = np.flatnonzero(reserved.grants["state"] == GrantState.GRANTED).tolist()
         written = granted[: most - 1]

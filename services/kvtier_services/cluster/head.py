@@ -74,7 +74,7 @@ def start(
     child = node.spawn(
         node.command(["--head", f"--port={gcs}", "--include-dashboard=false"], temp, host, ports),
         log,
-        node.environment(os.environ, run, token) | _remembering(storage, run),
+        node.environment(os.environ, run, token, alone=not host) | _remembering(storage, run),
     )
     process = Process.of(child.pid)
     if process is None:

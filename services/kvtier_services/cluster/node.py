@@ -36,7 +36,7 @@ NAMED_PORTS = (
 RESOURCES = {"kvtier.cpu": 1, "kvtier.gpu": 1, "kvtier.nvme": 1}
 """What the tiers' processes hold, so that no autoscaler takes a cache for an idle node."""
 LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?")
-LIMITS = {
+FLEET = {
     # A host that is cut off is dead for Ray after three times period and time-out, 9 s, and not after 65 s as by
     # default; for the index it is after 10 s without a heartbeat. Shorter cuts end nothing.
     "RAY_health_check_period_ms": "1000",
@@ -52,12 +52,19 @@ def auth_environment(token: Path) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
-def environment(outer: Mapping[str, str], run: str, token: Path) -> dict[str, str]:
-    """Environment of a node: nothing of what the user's shell says to another Ray."""
+def environment(outer: Mapping[str, str], run: str, token: Path, *, alone: bool = False) -> dict[str, str]:
+    """Environment of a node: nothing of what the user's shell says to another Ray.
+
+    Args:
+        outer: the present one.
+        run: random name of the run.
+        token: file of the cluster's token.
+        alone: no other host can join; then a node that is starved for seconds must not be taken for one that is gone.
+    """
     kept = {name: value for name, value in outer.items() if not name.startswith("RAY_")}
     return kept | {
         **auth_environment(token),
-        **LIMITS,
+        **({} if alone else FLEET),
         RUN_ENV: run,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path and not path.endswith(".zip")),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors that claim no GPU see them all the same
