@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvtier.block import slot_nbytes
 from kvtier.client.bulk import Bulk
 from kvtier.client.connect import connect
 from kvtier.client.credentials import Credentials
@@ -27,6 +28,7 @@ from kvtier.testing.session import CAPACITY, NBYTES, PATIENCE, chain, eventually
 from kvtier.tiers.base import TierNumber
 from kvtier_services.gateway import tokens
 from kvtier_services.gateway.callers import Caller
+from kvtier_services.gateway.tokens import Quota
 from tests.door_fixture import ROOT
 from tests.remote_fixture import remote_door
 
@@ -119,15 +121,36 @@ class TestOthersBlocks:
         assert found_keys(red.session, keys) == 5
         assert red.session.status()["pinned_nbytes"] == 0
 
-    def test_what_a_client_says_of_its_speed_changes_nobodys_mind(self, cache_of, remote, host):
+    def test_what_a_client_says_of_its_speed_changes_nobodys_mind(self, cache_of, remote, host, monkeypatch):
+        monkeypatch.setattr("kvtier.hierarchy.pace.LEAST_NBYTES", 1)
         session = cache_of(remote.add("root", admin=True)).session
         for turn in range(4):
             save(session, 100 * turn, 4)
             matched = session.match(chain(100 * turn, 4), 0.0)
             session.release(matched.lease, 1e6)
         assert found(session, 0, 1) == 1
-        assert "load" not in host.hierarchy.state.pace._last
-        assert not host.hierarchy.state.pace._last.get(TierNumber.CPU)
+        assert host.hierarchy.state.pace.slowness(TierNumber.CPU, host.hierarchy.state.clock()) == 0.0
+
+
+class TestQuotas:
+    @pytest.mark.parametrize("how", ["match", "prefetch", "pin"])
+    def test_what_comes_up_from_other_tiers_counts(self, cache_of, remote, host, how):
+        keys = saved(cache_of(remote.add("red")))
+        nbytes = host.hierarchy.inspect(keys[:1])[0]["nbytes"]
+        assert host.hierarchy.move(keys, TierNumber.NVME).result(PATIENCE) == 5
+        limited = remote.add("limited", tenant="red", quota=Quota(cpu=3 * slot_nbytes(nbytes)))
+        session = cache_of(limited).session
+        if how == "match":
+            matched = session.match(keys, PATIENCE)
+            there = len(matched.slots)
+            session.release(matched.lease)
+        elif how == "prefetch":
+            there = session.prefetch(keys, TierNumber.CPU).result(PATIENCE)
+        else:
+            there = session.pin(keys, 60.0)
+        assert there == 3
+        assert session.status()["nbytes"]["cpu"] == 3 * slot_nbytes(nbytes)
+        assert session.status()["refused"]["cpu"] > 0
 
 
 class TestTheHost:

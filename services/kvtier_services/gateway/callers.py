@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.block import SPACE_NBYTES
+from kvtier.block import PAGE, SPACE_NBYTES
 from kvtier.errors import OverQuota, Unauthenticated
 from kvtier.hierarchy import retention
 from kvtier.hierarchy.cache import Hierarchy
@@ -123,6 +123,32 @@ class Tenant:
             self.refused["cpu"] += 1
         return max(0, left)
 
+    def loadable(self, hierarchy: Hierarchy, keys: Sequence[bytes]) -> int:
+        """How many blocks of a chain, from the first on, may be in the CPU tier at once: those that are, and some more.
+
+        Makes room for those that must come up, as `allowance` does. What is on its way for other calls, and what nobody
+        here knows yet, is counted when it has come.
+        """
+        quota, state = self.quota.cpu, hierarchy.state
+        if not quota:
+            return len(keys)
+        with state.lock:
+            table = state.table
+            known = table.prefix(keys)
+            sizes = -(-table.nbytes[known] // PAGE) * PAGE
+            rows = known[: int(np.searchsorted(np.cumsum(sizes), quota, side="right"))]
+            coming = np.cumsum(np.where(table.offset[rows] < 0, sizes[: len(rows)], 0))
+            wanted, spaces = int(coming[-1]) if len(rows) else 0, self._numbers(hierarchy)
+            left = quota - state.accounts.held(TierNumber.CPU, spaces) - self._reserved(hierarchy)
+            if left < wanted:
+                spared = frozenset(rows.tolist())
+                left += retention.shed(state, spaces, max(wanted - left, quota // HEADROOM), spared)
+            fit = int(np.searchsorted(coming, max(0, left), side="right"))
+        if fit == len(known):
+            return len(keys)
+        self.refused["cpu"] += 1
+        return fit
+
     def pinnable(self, hierarchy: Hierarchy) -> Callable[[], int] | None:
         """Tells, with the lock held, how many bytes may be pinned besides what is; None for no limit."""
         if not self.quota.pinned:
@@ -203,6 +229,15 @@ class Caller:
         """The keys up to the first that is somebody else's block."""
         tenant = self.narrow
         return keys if tenant is None else keys[: tenant.owns(hierarchy, keys)]
+
+    def loadable(self, hierarchy: Hierarchy, keys: list[bytes]) -> list[bytes]:
+        """The keys of its own blocks that may come up to the CPU tier, up to the first that may not."""
+        tenant = self.narrow
+        if tenant is None:
+            return keys
+        with hierarchy.state.lock:
+            own = self.own(hierarchy, keys)
+            return own[: tenant.loadable(hierarchy, own)]
 
     def may_have(self, space: bytes) -> bool:
         """Whether blocks of this keyspace are the caller's to read and write. Thread-safe."""

@@ -216,7 +216,7 @@ class Calls(DoorServicer):
 
         def look_again(sought: Sought | None = None) -> Look:
             with hierarchy.state.lock:  # nothing comes in between, of which it would not be known whose it is
-                own = guest.caller.own(hierarchy, keys)
+                own = guest.caller.loadable(hierarchy, keys)
                 wish = Wish(guest.session, own, request.prefill, request.stream, request.given, first, device)
                 return hierarchy.look(wish, sought)
 
@@ -295,7 +295,7 @@ class Calls(DoorServicer):
     async def Prefetch(self, request: pb.PrefetchRequest) -> pb.PrefetchReply:  # noqa: N802
         """See `Session.prefetch`."""
         guest = await self._guest(request.session, request.after)
-        keys = guest.caller.own(self._hierarchy, unpack_keys(request.keys))
+        keys = guest.caller.loadable(self._hierarchy, unpack_keys(request.keys))
         there = await _result(self._hierarchy.prefetch(keys, _tier(request.tier)))
         # Whose blocks of other hosts are is known when they have come.
         return pb.PrefetchReply(there=min(there, len(guest.caller.own(self._hierarchy, keys))))
@@ -304,11 +304,11 @@ class Calls(DoorServicer):
     async def Pin(self, request: pb.PinRequest) -> pb.PinReply:  # noqa: N802
         """See `Session.pin` and `Session.unpin`."""
         guest = await self._guest(request.session, request.after)
-        keys, tenant = guest.caller.own(self._hierarchy, unpack_keys(request.keys)), guest.caller.tenant
+        caller, tenant, keys = guest.caller, guest.caller.tenant, unpack_keys(request.keys)
         if not request.seconds > 0:
-            return pb.PinReply(blocks=self._hierarchy.unpin(keys))
+            return pb.PinReply(blocks=self._hierarchy.unpin(caller.own(self._hierarchy, keys)))
+        keys, narrow = caller.loadable(self._hierarchy, keys), caller.narrow
         allowance = tenant.pinnable(self._hierarchy) if tenant is not None else None
-        narrow = guest.caller.narrow
         own = partial(narrow.owns, self._hierarchy) if narrow is not None else None
         pinned = self._hierarchy.pin(guest.session, keys, request.seconds, allowance, own)
         return pb.PinReply(blocks=await _result(pinned))
