@@ -18,16 +18,17 @@ from kvtier.client.bulk import Bulk
 from kvtier.client.connect import connect
 from kvtier.client.credentials import Credentials
 from kvtier.client.staged import StagedMemory
-from kvtier.errors import ProtocolMismatch, SessionError, SessionUnavailable, Unauthenticated
+from kvtier.errors import ProtocolMismatch, SessionError, SessionUnavailable, Unauthenticated, UsageError
 from kvtier.hierarchy.answers import GRANT, SLOT, GrantState
 from kvtier.memory.arena import Arena
 from kvtier.rpc.bulk import Ask
-from kvtier.rpc.kvtier_pb2 import ClientNote, Refused, Welcome
+from kvtier.rpc.kvtier_pb2 import ClientNote, Refused, Welcome, WhereRequest
 from kvtier.spec import KVSpec
 from kvtier.testing.session import CAPACITY, NBYTES, PATIENCE, chain, eventually, found, host_over, save
 from kvtier.tiers.base import TierNumber
 from kvtier_services.gateway import tokens
 from kvtier_services.gateway.callers import Caller
+from kvtier_services.gateway.guests import Guest
 from kvtier_services.gateway.tokens import Quota
 from tests.door_fixture import ROOT
 from tests.remote_fixture import remote_door
@@ -182,6 +183,32 @@ class TestTheHost:
         time.sleep(1.2)
         tokens.revoke(remote.tokens, "red")
         assert eventually(lambda: not remote.door._calls.guests)
+
+    def test_and_however_busy_the_host_is_with_calls(self, cache_of, remote, host, monkeypatch):
+        busy = cache_of(remote.add("busy")).session
+        cache_of(remote.add("red"))
+        go = threading.Event()
+        monkeypatch.setattr(host.hierarchy, "where", lambda _: go.wait(PATIENCE))
+        request = WhereRequest(session=busy._line._at.session)
+        asked = [busy._line.begin(busy._line.stub.Where, request, 60.0) for _ in range(60)]
+        time.sleep(0.2)
+        tokens.revoke(remote.tokens, "red")
+        try:
+            assert eventually(lambda: len(remote.door._calls.guests) == 1)
+            assert not go.is_set()
+        finally:
+            go.set()
+            for call in asked:
+                call.cancel()
+
+    def test_of_a_session_that_has_ended_nothing_can_be_begun(self, host):
+        guest = Guest(host.hierarchy, 5, "kit")
+        guest.ticket(1, 7)
+        guest.lease(2, 8)
+        guest.leave()
+        with pytest.raises(UsageError), guest.receiving(1):
+            pass
+        assert guest.lease_of(2) == 0
 
     def test_nobody_writes_into_an_admins_terminal(self, cache_of, remote, host, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["\x1b[2J\nall is well"])

@@ -67,7 +67,10 @@ class Guest:
         hierarchy.attach(session, f"{caller.tenant.name}: {client}" if caller.tenant is not None else client)
 
     def leave(self) -> None:
-        """The stream has ended."""
+        """The stream has ended. A bulk call that begins just now finds nothing any more, and so holds no thread."""
+        with self._lock:
+            self._leases.clear()
+            self._tickets.clear()
         self._hierarchy.detach(self.session)
 
     def hear(self, note: ClientNote) -> None:

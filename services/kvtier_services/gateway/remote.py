@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,8 @@ class RemoteDoor:
         self._server: aio.Server | None = None
         self._bulk: BulkServer | None = None
         self._looker: asyncio.Task[None] | None = None
+        # Of its own: calls may keep all of the loop's threads busy.
+        self._watch = ThreadPoolExecutor(1, "kvtier-remote")
         self.port = self.bulk_port = 0
 
     @property
@@ -171,7 +174,7 @@ class RemoteDoor:
         _log.info("remote door closed address=%s port=%d", self._listen.host, self.port)
 
     def _left(self, guest: Guest) -> None:
-        asyncio.get_running_loop().run_in_executor(None, self._desk.left, guest.session, self.bulk_port)
+        asyncio.get_running_loop().run_in_executor(self._watch, self._desk.left, guest.session, self.bulk_port)
 
     def _serve_bulk(self, port: int) -> BulkServer:
         return BulkServer(self._listen.host, port, self._desk, self._renewed.pem if self._renewed else None)
@@ -187,7 +190,7 @@ class RemoteDoor:
                     _log.exception("%s failed", look.__name__)
 
     async def _look_at_tokens(self) -> None:
-        if await asyncio.to_thread(self.register.refresh):
+        if await asyncio.get_running_loop().run_in_executor(self._watch, self.register.refresh):
             self._calls.hang_up(self._unknown)
 
     async def _thin_out(self) -> None:
