@@ -5,7 +5,8 @@
     guests      one session as the host sees it
     gates       who is let in by which door
     remote      the door for clients of other hosts; `doors`: both together
-    bulk        their KV, by Arrow Flight, on threads of its own; `connections` cuts what it would keep
+    bulk        their KV, by Arrow Flight, on threads of its own; `connections` cuts what it would keep,
+                `arrow` bounds its memory
     callers     tenants: what they have, may see and may take; `tokens`, the file, and `register`, what it says now
     tls         the host's certificate; `audit`, what was done with the right to touch others
 

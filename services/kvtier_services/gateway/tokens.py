@@ -108,9 +108,18 @@ def read(path: Path) -> Tokens:
 
 
 def write(path: Path, tokens: Tokens) -> None:
-    """Write the file, readable by this user only."""
+    """Write the file, readable by this user only.
+
+    Raises:
+        ConfigError: nobody could read it again.
+    """
+    raw = msgspec.json.encode(tokens)
+    try:
+        msgspec.json.decode(raw, type=Tokens)
+    except msgspec.MsgspecError as exc:
+        raise ConfigError(f"{exc}: give sizes and numbers that are finite") from exc
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_secret(path, msgspec.json.format(msgspec.json.encode(tokens)).decode() + "\n")
+    write_secret(path, msgspec.json.format(raw).decode() + "\n")
 
 
 def prepare(path: Path) -> None:

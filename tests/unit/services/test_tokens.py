@@ -139,3 +139,11 @@ def test_the_audit_log_is_appended_to_and_turned(tmp_path):
     )
     assert len(lines) >= 8
     assert lines[0].startswith('{"at":12.5,"who":"root","tenant":"red","peer":"ipv4:1","what":"Drop"')
+
+
+def test_a_quota_that_cannot_be_read_again_is_not_written(path):
+    tokens.add(path, "alice")
+    for quota in (Quota(requests=float("inf")), Quota(requests=float("nan")), Quota(cpu=-1)):
+        with pytest.raises(ConfigError, match="finite"):
+            tokens.add(path, "bob", quota=quota)
+    assert [entry.name for entry in tokens.read(path).tokens] == ["alice"]
