@@ -22,7 +22,9 @@ from kvtier.errors import ProtocolMismatch, SessionError, SessionUnavailable, Un
 from kvtier.hierarchy.answers import GRANT, SLOT, GrantState
 from kvtier.memory.arena import Arena
 from kvtier.rpc.bulk import Ask
-from kvtier.rpc.kvtier_pb2 import ClientNote, Refused, Welcome, WhereRequest
+from kvtier.rpc.kvtier_pb2 import ClientNote, Hello, Join, Refused, Welcome, WhereRequest
+from kvtier.rpc.kvtier_pb2_grpc import DoorStub
+from kvtier.rpc.protocol import PROTOCOL
 from kvtier.spec import KVSpec
 from kvtier.testing.session import CAPACITY, NBYTES, PATIENCE, chain, eventually, found, host_over, save
 from kvtier.tiers.base import TierNumber
@@ -209,6 +211,21 @@ class TestTheHost:
         with pytest.raises(UsageError), guest.receiving(1):
             pass
         assert guest.lease_of(2) == 0
+
+    def test_nobody_learns_which_sessions_there_are(self, remote, host):
+        host.hierarchy.attach(4711, "an engine of this host")
+        way = remote.way(remote.add("red"))
+        with way.open() as channel:
+            notes = [ClientNote(hello=Hello(protocol=PROTOCOL)), ClientNote(join=Join(session=4711))]
+            said = list(DoorStub(channel).Attach(iter(notes), metadata=way.metadata, timeout=PATIENCE))
+        assert said[1].joined.session not in (0, 4711)
+
+    def test_what_was_done_is_answered_though_it_cannot_be_written_down(self, cache_of, remote, caplog):
+        remote.audit.mkdir()
+        session = cache_of(remote.add("root", admin=True)).session
+        save(session, 0, 2)
+        assert session.evict(chain(0, 2)) == 2
+        assert eventually(lambda: "'what': 'Drop'" in caplog.text)
 
     def test_nobody_writes_into_an_admins_terminal(self, cache_of, remote, host, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["\x1b[2J\nall is well"])

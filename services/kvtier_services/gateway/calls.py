@@ -186,10 +186,9 @@ class Calls(DoorServicer):
         welcome.protocol, welcome.version, welcome.node = PROTOCOL, kvtier.__version__, self._node
         welcome.epoch, welcome.capacity = arena.epoch, arena.capacity
         await context.write(pb.HostNote(welcome=welcome))
-        asked = (await anext(notes)).join.session
-        if asked in self._hierarchy.state.ledger.sessions:
-            raise SessionUnavailable(f"session number {asked} cannot be used; attach with another one")
-        session = self.gate.seat(asked, caller)
+        session = self.gate.seat((await anext(notes)).join.session, caller)
+        if session in self._hierarchy.state.ledger.sessions:
+            raise SessionUnavailable(f"session number {session} cannot be used; attach with another one")
         client = "".join(letter if letter.isprintable() else "?" for letter in hello.client[:CLIENT])
         guest = self.guests[session] = Guest(self._hierarchy, session, client, caller)
         _log.info("attached session=%d caller=%s client=%r", session, caller.name, client)

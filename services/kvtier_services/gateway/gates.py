@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +20,8 @@ from kvtier_services.gateway.audit import AuditLog, Refusals
 from kvtier_services.gateway.callers import ENGINE, Caller
 from kvtier_services.gateway.guests import Guest
 from kvtier_services.gateway.register import Register, bearer
+
+_log = logging.getLogger(__name__)
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -159,4 +162,8 @@ class RemoteGate:
         tenant = caller.tenant.name if caller.tenant else ""
         if not caller.admin and not self._refusals.one_more(tenant):
             return
-        self._audit.write(who=caller.name, tenant=tenant, peer=context.peer(), what=what, result=result, **details)
+        line = {"who": caller.name, "tenant": tenant, "peer": context.peer(), "what": what, "result": result, **details}
+        try:
+            self._audit.write(**line)
+        except OSError as exc:  # it is done already, and the caller must hear so
+            _log.error("audit log not written error=%s line=%r", exc, line)

@@ -18,6 +18,7 @@ from kvtier.client.remote import is_loopback
 from kvtier.errors import ConfigError
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.rpc.kvtier_pb2_grpc import add_DoorServicer_to_server
+from kvtier_services.gateway import arrow
 from kvtier_services.gateway.audit import AuditLog
 from kvtier_services.gateway.bulk import BulkServer, Desk
 from kvtier_services.gateway.callers import Caller
@@ -138,6 +139,8 @@ class RemoteDoor:
         Raises:
             ConfigError: it cannot listen there, or has no certificate that can be used.
         """
+        if not arrow.bounded:
+            _log.warning("Arrow was loaded before the door: it has no limit, and clients can make it take all memory")
         certificate = self._listen.certificate
         self._renewed = Renewed(certificate) if certificate is not None else None
         self._bulk = await asyncio.to_thread(self._serve_bulk, self._listen.bulk_port)
