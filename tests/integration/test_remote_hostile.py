@@ -26,7 +26,7 @@ from kvtier.rpc.kvtier_pb2 import ClientNote, Hello, Join, Refused, Welcome, Whe
 from kvtier.rpc.kvtier_pb2_grpc import DoorStub
 from kvtier.rpc.protocol import PROTOCOL
 from kvtier.spec import KVSpec
-from kvtier.testing.session import CAPACITY, NBYTES, PATIENCE, chain, eventually, found, host_over, save
+from kvtier.testing.session import CAPACITY, NBYTES, PATIENCE, chain, eventually, host_over, save
 from kvtier.tiers.base import TierNumber
 from kvtier_services.gateway import tokens
 from kvtier_services.gateway.callers import Caller
@@ -126,12 +126,11 @@ class TestOthersBlocks:
 
     def test_what_a_client_says_of_its_speed_changes_nobodys_mind(self, cache_of, remote, host, monkeypatch):
         monkeypatch.setattr("kvtier.hierarchy.pace.LEAST_NBYTES", 1)
-        session = cache_of(remote.add("root", admin=True)).session
-        for turn in range(4):
-            save(session, 100 * turn, 4)
-            matched = session.match(chain(100 * turn, 4), 0.0)
-            session.release(matched.lease, 1e6)
-        assert found(session, 0, 1) == 1
+        cache = cache_of(remote.add("red"))
+        session, keys = cache.session, saved(cache)
+        for _ in range(4):
+            session.release(session.match(keys, 0.0).lease, 1e6)
+        assert found_keys(session, keys) == 5
         assert host.hierarchy.state.pace.slowness(TierNumber.CPU, host.hierarchy.state.clock()) == 0.0
 
 

@@ -275,7 +275,7 @@ class Calls(DoorServicer):
             return pb.CommitReply(visible=bytes(len(written)))
         # Who maps the arena wrote there itself; of the others only what came and was found whole counts.
         there = written if guest.caller is ENGINE else [i for i in written if i in ticket.received]
-        seconds = request.seconds if guest.caller is ENGINE else 0.0
+        seconds = request.seconds if guest.caller.admin else 0.0
         visible = self._hierarchy.commit(guest.session, ticket.number, there, seconds)
         seen = dict(zip(there, visible, strict=True))
         return pb.CommitReply(visible=bytes(seen.get(i, False) for i in written))

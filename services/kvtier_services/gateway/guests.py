@@ -162,8 +162,8 @@ class Guest:
                 self._hierarchy.commit(self.session, ticket.number, [])
 
     def _condemn(self, packed: bytes, why: str) -> None:
-        """A client found wrong bytes. One of another host is not believed: it may drop nothing that is whole."""
-        if self.caller is ENGINE:
+        """A client found wrong bytes. One that may not evict is not believed: it may drop nothing that is whole."""
+        if self.caller.admin:
             self._hierarchy.condemn(unpack_keys(packed), why)
             return
         keys = self.caller.own(self._hierarchy, unpack_keys(packed[:ADDRESS_NBYTES]))
@@ -177,8 +177,8 @@ class Guest:
     def _release(self, call: int, seconds: float) -> None:
         lease = self._leases.pop(call, 0)
         if lease:
-            # How long others take over the network says nothing of this host, and they may say anything.
-            self._hierarchy.release(lease, seconds if self.caller is ENGINE else 0.0)
+            # Others are told by it what is worth loading; a tenant may say anything.
+            self._hierarchy.release(lease, seconds if self.caller.admin else 0.0)
         else:
             self._give_up(call)
 
