@@ -104,7 +104,8 @@ class Host:
 
     def _run(self, command: str, *args: str) -> subprocess.CompletedProcess[str]:
         made = self.place.inside(sys.executable, "-m", "kvtier_services.cli", command, *args)
-        env = environment(KVTIER_HOST=self.name, KVTIER_CONFIG=str(self.config))
+        # Ray's temporary folders go where the fleet's files do, and with them.
+        env = environment(KVTIER_HOST=self.name, KVTIER_CONFIG=str(self.config), TMPDIR=str(self.folder.parent))
         return subprocess.run(made, env=env, capture_output=True, text=True, timeout=150, check=False)
 
     def kill(self, pid: int, signal: str = "KILL") -> None:
@@ -186,7 +187,6 @@ def fleet(more: str = "", *, apart: bool | None = None, names: Sequence[str] = N
     apart = not why_not() if apart is None else apart
     folder = Path(tempfile.mkdtemp(prefix="kvf"))
     arena = Path(tempfile.mkdtemp(prefix="kvf-arena-", dir=SHARED))
-    before = set(_temporary())
     made: Fleet | None = None
     try:
         if apart:
@@ -206,12 +206,6 @@ def fleet(more: str = "", *, apart: bool | None = None, names: Sequence[str] = N
                 redis_server.stop(folder / host / "run")
         shutil.rmtree(folder)
         shutil.rmtree(arena)
-        for left in set(_temporary()) - before:
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _temporary() -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob(f"{node.TEMP_PREFIX}*"))
 
 
 def _own_address() -> str:
