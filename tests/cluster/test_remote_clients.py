@@ -61,6 +61,9 @@ def test_what_a_remote_client_saves_is_there_for_its_tenant_and_for_nobody_else(
                 loaded.append(hit.load(out))
             assert not loaded[-1] or torch.equal(out, kv)
         assert loaded == [80, 80, 0, 0]
+        assert not any(cache.counters for cache in (one, two, other)), (
+            "nobody tried the memory of a GPU of another host"
+        )
         assert local.session.salt, "engines of the host are kept apart from the tenants too"
         tenants = {tenant["tenant"]: tenant for tenant in made.host()["remote"]["tenants"]}
         assert tenants["red"]["nbytes"]["cpu"] > 0 == tenants["blue"]["nbytes"]["cpu"]

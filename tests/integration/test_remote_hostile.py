@@ -233,10 +233,13 @@ class TestTheHost:
         assert all(owner.isprintable() for owner in owners)
         assert "red: ?[2J?all is well" in owners[-1]
 
-    def test_a_note_that_a_remote_client_has_no_use_for_ends_its_session(self, cache_of, remote):
+    def test_a_remote_clients_word_on_device_memory_is_nobodys(self, cache_of, remote, host, caplog):
         cache = cache_of(remote.add("red"))
         cache.session._line.note(ClientNote(refused=Refused(why="x")))
-        assert eventually(lambda: cache.session._line._at.lost)
+        assert cache.session.status()["sessions"] == 1, "it was heard before the status was made"
+        assert not host.hierarchy.status()["faults"].get("device_refused")
+        assert "device memory" not in caplog.text
+        assert not cache.session._line._at.lost
 
 
 class TestTheTokensFile:

@@ -244,7 +244,7 @@ class Calls(DoorServicer):
             tiers=matched.tiers.tobytes(),
             staging=matched.staging,
             inside=matched.inside.tobytes() if matched.inside.any() else b"",
-            device=matched.device,
+            device=matched.device if guest.caller is ENGINE else 0,
         )
 
     @_call

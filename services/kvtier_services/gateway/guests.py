@@ -86,13 +86,18 @@ class Guest:
             case "claim":
                 if self.caller.tenant is not None:
                     self.caller.tenant.claim(note.claim.keyspace)
-            case "refused" if self.caller is ENGINE:
-                self._hierarchy.refused()
-                _log.warning("device memory not attached session=%d reason=%r", self.session, note.refused.why[:300])
+            case "refused":
+                self._refused(note.refused.why)
             case other:
                 raise ProtocolMismatch(f"a session that has begun cannot say {other}")
         self._heard += 1
         self._news.set()
+
+    def _refused(self, why: str) -> None:
+        """Device memory could not be attached; clients of other hosts never can."""
+        if self.caller is ENGINE:
+            self._hierarchy.refused()
+            _log.warning("device memory not attached session=%d reason=%r", self.session, why[:300])
 
     async def caught_up(self, sent: int) -> None:
         """Wait until this many notes were heard, so that a call finds what its client released before it."""
