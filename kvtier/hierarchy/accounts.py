@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,19 @@ from kvtier.tiers.base import TierNumber
 GROWTH = 64
 
 
+Share = tuple[frozenset[int], int]
+"""Keyspace numbers, and bytes that they may take together."""
+
+
 class Accounts:
-    """Bytes in slots, by tier and keyspace number. Not thread-safe."""
+    """Bytes in slots, by tier and keyspace number. Not thread-safe.
+
+    Attributes:
+        shares: tells which keyspaces may take how much of a tier; all others may take what they get.
+    """
 
     def __init__(self) -> None:
+        self.shares: Callable[[TierNumber], Iterable[Share]] = lambda _: ()
         self._held = np.zeros((max(TierNumber) + 1, GROWTH), np.int64)
 
     def enter(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> None:
@@ -29,6 +38,15 @@ class Accounts:
     def leave(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> None:
         """Payloads of these sizes left a tier."""
         np.subtract.at(self._held[tier], spaces, -(-nbytes // PAGE) * PAGE)
+
+    def within(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these payloads, taken one after the other, leave each keyspace within its share of a tier."""
+        fit = np.ones(len(spaces), np.bool_)
+        for several, most in self.shares(tier):
+            ours = np.flatnonzero(np.isin(spaces, list(several)))
+            taken = self.held(tier, several) + np.cumsum(-(-nbytes[ours] // PAGE) * PAGE)
+            fit[ours[taken > most]] = False
+        return fit
 
     def held(self, tier: TierNumber, spaces: Iterable[int]) -> int:
         """Bytes that keyspaces take in a tier; those that it never had take none."""

@@ -243,7 +243,18 @@ def _writable(state: State, tier: TierNumber, held: Sequence[Held]) -> Sequence[
         return []
     with state.lock:
         leaving = state.device.leaving if tier is TierNumber.GPU else ()
-        return [block for block in held if not state.owes(tier, block.key) and block.key not in leaving]
+        rows = [state.row(block.key) for block in held]
+        places = [place for place, row in enumerate(rows) if row is not None]
+        known = [row for row in rows if row is not None]
+        fit = np.ones(len(held), np.bool_)
+        fit[places] = state.accounts.within(tier, state.table.space[known], state.table.nbytes[known])
+        if not fit.all():
+            state.stats.refused[f"{state.tiers[tier].name}_quota"] += int((~fit).sum())
+        return [
+            block
+            for block, ok in zip(held, fit.tolist(), strict=True)
+            if ok and not state.owes(tier, block.key) and block.key not in leaving
+        ]
 
 
 def batches(

@@ -329,6 +329,7 @@ def token_add(
     admin: Annotated[bool, typer.Option("--admin", help="It may evict, move and look at what others have.")] = False,
     cpu: Annotated[str, typer.Option(help="Bytes of the CPU tier that the tenant may take on a host; 0: any.")] = "",
     pinned: Annotated[str, typer.Option(help="Bytes of them that it may pin; 0: any.")] = "",
+    nvme: Annotated[str, typer.Option(help="Bytes of the NVMe tier that it may take on a host; 0: any.")] = "",
     requests: Annotated[float | None, typer.Option(help="Calls a second that it may make; 0: any.", min=0)] = None,
 ) -> None:
     """Print a new token, once. Hosts that run know it within a second."""
@@ -336,7 +337,7 @@ def token_add(
     from kvtier_services.gateway import tokens
 
     path = load(config).remote.tokens
-    quota = tokens.quota_of(path, tenant or name, cpu=cpu, pinned=pinned, requests=requests)
+    quota = tokens.quota_of(path, tenant or name, cpu=cpu, pinned=pinned, nvme=nvme, requests=requests)
     typer.echo(tokens.add(path, name, tenant=tenant, admin=admin, quota=quota))
 
 
@@ -359,7 +360,8 @@ def token_list(config: ConfigOption = None) -> None:
     known = tokens.read(load(config).remote.tokens)
     for one in known.tokens:
         quota = known.tenants[one.tenant].quota
-        limits = [f"cpu {_size(quota.cpu)}"] * bool(quota.cpu) + [f"pinned {_size(quota.pinned)}"] * bool(quota.pinned)
+        sizes = {"cpu": quota.cpu, "pinned": quota.pinned, "nvme": quota.nvme}
+        limits = [f"{what} {_size(nbytes)}" for what, nbytes in sizes.items() if nbytes]
         limits += [f"{quota.requests:g} requests a second"] * bool(quota.requests)
         admin = " (admin)" if one.admin else ""
         typer.echo(f"{one.name}: tenant {one.tenant}{admin}; {', '.join(limits) or 'no quota'}")

@@ -543,6 +543,18 @@ class TestQuotas:
             assert cache.session.status()["nbytes"]["cpu"] <= 6 * size
             assert load(space, TOKENS + 1000 * turn)[0] == len(TOKENS)
 
+    def test_a_tenant_takes_no_more_of_nvme_than_it_may(self, cache_of, remote, host):
+        size = slot_nbytes(space_block(cache_of(remote.add("probe"))))
+        red, blue = cache_of(remote.add("red", quota=Quota(nvme=3 * size))), cache_of(remote.add("blue"))
+        for cache, there in ((red, 3), (blue, 5)):
+            space = space_of(cache)
+            space.save(TOKENS, make_kv()).result(PATIENCE)
+            keys = list(space.chain(TOKENS).addresses)
+            assert host.hierarchy.move(keys, TierNumber.NVME).result(PATIENCE) == there
+            assert cache.session.status()["nbytes"]["nvme"] == there * size
+            assert load(space)[0] == len(TOKENS), "what was not written stays where it was"
+        assert host.hierarchy.status()["refused"]["nvme_quota"] == 2
+
     def test_pins_and_requests(self, cache_of, remote):
         size = slot_nbytes(space_block(cache_of(remote.add("probe"))))
         cache = cache_of(remote.add("red", quota=Quota(pinned=2 * size)))
@@ -560,7 +572,7 @@ class TestQuotas:
     def test_quotas_are_known_to_the_status(self, remote, opened):
         admin = opened(remote.session(remote.add("root", admin=True, quota=Quota(cpu=1 << 30))))
         (tenant,) = remote.door.status()["tenants"]
-        assert tenant["quota"] == {"cpu": 1 << 30, "pinned": 0, "requests": 0.0}
+        assert tenant["quota"] == {"cpu": 1 << 30, "pinned": 0, "requests": 0.0, "nvme": 0}
         assert tenant["sessions"] == 1
         assert admin.status()["sessions"] == 1
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from kvtier.block import PAGE, SPACE_NBYTES
 from kvtier.errors import OverQuota, Unauthenticated
 from kvtier.hierarchy import retention
+from kvtier.hierarchy.accounts import Share
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.keys import DOMAIN
 from kvtier.tiers.base import OWN, TierNumber
@@ -149,6 +151,10 @@ class Tenant:
         self.refused["cpu"] += 1
         return fit
 
+    def share(self, hierarchy: Hierarchy) -> Share:
+        """Its keyspaces, and what they may take of the NVMe tier; with the lock held."""
+        return self._numbers(hierarchy), self.quota.nvme
+
     def pinnable(self, hierarchy: Hierarchy) -> Callable[[], int] | None:
         """Tells, with the lock held, how many bytes may be pinned besides what is; None for no limit."""
         if not self.quota.pinned:
@@ -168,7 +174,7 @@ class Tenant:
                 "reserved_nbytes": self._reserved(hierarchy),
                 "sessions": len(self.sessions),
                 "keyspaces": len(self.spaces),
-                "quota": {"cpu": self.quota.cpu, "pinned": self.quota.pinned, "requests": self.quota.requests},
+                "quota": structs.asdict(self.quota),
                 "refused": dict(self.refused),
             }
 

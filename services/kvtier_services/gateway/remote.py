@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +16,10 @@ from grpc import aio
 
 from kvtier.client.remote import is_loopback
 from kvtier.errors import ConfigError
+from kvtier.hierarchy.accounts import Share
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.rpc.kvtier_pb2_grpc import add_DoorServicer_to_server
+from kvtier.tiers.base import TierNumber
 from kvtier_services.gateway import arrow
 from kvtier_services.gateway.audit import AuditLog
 from kvtier_services.gateway.bulk import BulkServer, Desk
@@ -159,6 +161,7 @@ class RemoteDoor:
         await server.start()
         self._server = server
         self._hierarchy.writing.append(self._desk.busy)
+        self._hierarchy.state.accounts.shares = self._shares
         self._looker = asyncio.create_task(self._look())
         _log.info("remote door open address=%s port=%d bulk=%d", self._listen.host, self.port, self.bulk_port)
 
@@ -174,7 +177,13 @@ class RemoteDoor:
         if self._bulk is not None:
             await self._end(self._bulk)
         self._hierarchy.writing.remove(self._desk.busy)
+        self._hierarchy.state.accounts.shares = lambda _: ()
         _log.info("remote door closed address=%s port=%d", self._listen.host, self.port)
+
+    def _shares(self, tier: TierNumber) -> Iterable[Share]:
+        """What tenants may take of a tier; of the CPU tier's their calls see to it."""
+        tenants = self.register.tenants.values() if tier is TierNumber.NVME else ()
+        return [tenant.share(self._hierarchy) for tenant in tenants if tenant.quota.nvme]
 
     def _left(self, guest: Guest) -> None:
         asyncio.get_running_loop().run_in_executor(self._watch, self._desk.left, guest.session, self.bulk_port)

@@ -32,12 +32,14 @@ class Quota(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         cpu: bytes of the CPU tier.
         pinned: bytes of it that pins may keep.
+        nvme: bytes of the NVMe tier.
         requests: calls a second.
     """
 
     cpu: Count = 0
     pinned: Count = 0
     requests: Annotated[float, Meta(ge=0.0)] = 0.0
+    nvme: Count = 0
 
 
 class TenantEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,14 +168,14 @@ def add(path: Path, name: str, *, tenant: str = "", admin: bool = False, quota: 
 
 
 def quota_of(
-    path: Path, tenant: str, *, cpu: str = "", pinned: str = "", requests: float | None = None
+    path: Path, tenant: str, *, cpu: str = "", pinned: str = "", nvme: str = "", requests: float | None = None
 ) -> Quota | None:
     """The quota of a tenant with these things changed; None when nothing is to be.
 
     Raises:
         ConfigError: a size that is none.
     """
-    if not cpu and not pinned and requests is None:
+    if not cpu and not pinned and not nvme and requests is None:
         return None
     known = read(path).tenants.get(tenant)
     quota = known.quota if known is not None else Quota()
@@ -182,6 +184,7 @@ def quota_of(
             int(Size.parse(cpu)) if cpu else quota.cpu,
             int(Size.parse(pinned)) if pinned else quota.pinned,
             quota.requests if requests is None else requests,
+            int(Size.parse(nvme)) if nvme else quota.nvme,
         )
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc

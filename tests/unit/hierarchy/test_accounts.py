@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvtier.block import SPACE_NBYTES, slot_nbytes
+from kvtier.block import PAGE, SPACE_NBYTES, slot_nbytes
 from kvtier.client.local import LocalSession
 from kvtier.hierarchy import retention
+from kvtier.hierarchy.accounts import Accounts
 from kvtier.memory.arena import Arena
 from kvtier.testing.payloads import key_of
 from kvtier.testing.session import CAPACITY, NBYTES, PATIENCE, chain, found, host_over, save
@@ -77,3 +78,13 @@ def test_pins_end_at_the_allowance():
         save(session, 0, 5)
         assert host.hierarchy.pin(session._number, chain(0, 5), 60.0, lambda: 2 * size).result(PATIENCE) == 2
         assert host.hierarchy.state.ledger.pinned_nbytes == 2 * size
+
+
+def test_who_shares_a_tier_takes_no_more_than_that_and_others_what_they_like():
+    accounts, spaces, sizes = Accounts(), np.array([1, 2, 1, 3], np.uint32), np.full(4, PAGE, np.int64)
+    assert accounts.within(TierNumber.NVME, spaces, sizes).all()
+    accounts.shares = lambda tier: [(frozenset({1, 3}), 3 * PAGE)] if tier is TierNumber.NVME else []
+    accounts.enter(TierNumber.NVME, np.array([1], np.uint32), np.array([1], np.int64))
+    assert accounts.within(TierNumber.NVME, spaces, sizes).tolist() == [True, True, True, False]
+    assert accounts.within(TierNumber.CPU, spaces, sizes).all()
+    assert accounts.within(TierNumber.NVME, spaces[:0], sizes[:0]).tolist() == []
