@@ -19,6 +19,22 @@ from kvtier.index.entry import ENTRY, OWNER, VERSION, pack_owner
 from kvtier.index.masters import Command, Masters, run, sha
 from kvtier.index.nodes import NODES
 
+STORE = f"""
+local front = string.char({VERSION})
+-- Write a block's other entries, and this owner's behind them if there is one.
+local function store(key, value, kept, body)
+  if body ~= '' then
+    if #kept >= {MAX_REPLICAS} then table.remove(kept, 1) end
+    kept[#kept + 1] = owner .. body
+  end
+  if #kept > 0 then
+    redis.call('SET', key, front .. table.concat(kept))
+  elseif value then
+    redis.call('DEL', key)
+  end
+end
+"""
+
 TELL = f"""
 -- KEYS: node table, then blocks. ARGV: node, incarnation, host, door, number of this batch, number last confirmed,
 -- owner bytes, then for each block the body of its entry, or nothing to discard it.
@@ -45,7 +61,7 @@ local function alive(other)
   return current[number] == other
 end
 
-local front = string.char({VERSION})
+{STORE}
 for i = 2, #KEYS do
   local value, body = redis.call('GET', KEYS[i]), ARGV[i + 6]
   local kept = {{}}
@@ -57,15 +73,7 @@ for i = 2, #KEYS do
       end
     end
   end
-  if body ~= '' then
-    if #kept >= {MAX_REPLICAS} then table.remove(kept, 1) end
-    kept[#kept + 1] = owner .. body
-  end
-  if #kept > 0 then
-    redis.call('SET', KEYS[i], front .. table.concat(kept))
-  elseif value then
-    redis.call('DEL', KEYS[i])
-  end
+  store(KEYS[i], value, kept, body)
 end
 return lost
 """
@@ -76,7 +84,7 @@ MERGE = f"""
 -- Entries of other hosts stay, dead or alive: who lives is written at another master. So does a later life's own.
 local owner, body, sub = ARGV[1], ARGV[2], string.sub
 local value = redis.call('GET', KEYS[1])
-local front = string.char({VERSION})
+{STORE}
 local kept = {{}}
 if value and sub(value, 1, 1) == front then
   for at = 2, #value, {ENTRY.size} do
@@ -88,15 +96,7 @@ if value and sub(value, 1, 1) == front then
     end
   end
 end
-if body ~= '' then
-  if #kept >= {MAX_REPLICAS} then table.remove(kept, 1) end
-  kept[#kept + 1] = owner .. body
-end
-if #kept > 0 then
-  redis.call('SET', KEYS[1], front .. table.concat(kept))
-elseif value then
-  redis.call('DEL', KEYS[1])
-end
+store(KEYS[1], value, kept, body)
 return 0
 """
 
