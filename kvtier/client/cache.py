@@ -42,7 +42,7 @@ class Cache:
         self._device = Device(session, self.counters)
         self._closing = closing
         self._saver = Saver()
-        self._spaces: dict[tuple[bytes, int, float | None], Space] = {}
+        self._spaces: dict[tuple[bytes, int, float | None, bool], Space] = {}
 
     def __enter__(self) -> Cache:
         return self
@@ -62,6 +62,7 @@ class Cache:
         rank: int = 0,
         ttl: float | None = None,
         overrides: Mapping[str, str] | None = None,
+        chained: bool = True,
         **parts: Any,
     ) -> Space:
         """Open the family of blocks that is shared by all engines which give the same answers here.
@@ -75,6 +76,8 @@ class Cache:
             ttl: seconds after which blocks that are saved here expire, in every tier, within a second; None for never.
                 A block keeps the time that it was first saved with.
             overrides: whatever else changes the KV: RoPE scaling, config overrides.
+            chained: whether blocks are named by the tokens before them; see `kvtier.connectors.rows` for those that are
+                not. Their plan is "raw".
             **parts: the other fields of `Keyspace`: `tenant`, `layout`, `kv_scales`, `tp_size`, `adapter`,
                 `adapter_digest`, `recipe`.
 
@@ -85,10 +88,12 @@ class Cache:
             raise ConfigError("revision is empty; name the weights' revision, so that other weights never answer")
         parts["tenant"] = self.session.salt + parts.get("tenant", "")
         keyspace = Keyspace(spec, model, revision, canonical_plan(plan, spec), overrides=overrides or {}, **parts)
+        if not chained and keyspace.plan != canonical_plan("raw", spec):
+            raise ConfigError(f"the plan is {plan!r}; blocks that are not chained have no first tokens: use raw")
         if not 0 <= rank < keyspace.tp_size:
             raise ConfigError(f"rank {rank} is not one of the {keyspace.tp_size} tensor-parallel ranks (tp_size)")
         codec = codec_for(keyspace.plan, spec)
-        headers = Headers(keyspace, codec, rank)
+        headers = Headers(keyspace, codec, rank, chained=chained)
         if headers.payload_nbytes(0) >= LARGEST_PAYLOAD:
             raise ConfigError(
                 f"a block of {spec.block_tokens} tokens has {headers.payload_nbytes(0):,} bytes; the limit is 4 GiB: "
@@ -98,7 +103,7 @@ class Cache:
             raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, a billion at most, or None")
         self.session.claim(keyspace.canonical())
         scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads, self._device, ttl or 0.0)
-        return self._spaces.setdefault((keyspace.root, rank, ttl), Space(scope, rank=rank, saver=self._saver))
+        return self._spaces.setdefault((keyspace.root, rank, ttl, chained), Space(scope, rank=rank, saver=self._saver))
 
     def inspect(self, token_ids: Any) -> list[dict[str, Any]]:
         """What the host knows of a sequence's blocks, in every keyspace opened through this cache.
@@ -108,7 +113,7 @@ class Cache:
         """
         return [
             {"model": space.keyspace.model, "plan": space.keyspace.plan, "position": position, **block}
-            for space in {(root, rank): space for (root, rank, _), space in list(self._spaces.items())}.values()
+            for space in {(root, rank): space for (root, rank, *_), space in list(self._spaces.items())}.values()
             for position, block in enumerate(space.inspect(token_ids))
             if block is not None
         ]
@@ -121,7 +126,7 @@ class Cache:
         """
         found = [
             {"model": space.keyspace.model, "plan": space.keyspace.plan, **place}
-            for space in {(root, rank): space for (root, rank, _), space in list(self._spaces.items())}.values()
+            for space in {(root, rank): space for (root, rank, *_), space in list(self._spaces.items())}.values()
             for place in space.where(token_ids)
         ]
         return sorted(found, key=lambda place: -int(place["tokens"]))

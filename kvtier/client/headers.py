@@ -18,10 +18,17 @@ _POSITION, _BODY, _CHECKSUM, _KEY, _EXPIRES = 2, 3, 4, slice(5, 9), 16
 
 
 class Headers:
-    """Makes and checks the headers of one keyspace, many at a time."""
+    """Makes and checks the headers of one keyspace, many at a time.
 
-    def __init__(self, keyspace: Keyspace, codec: Codec, rank: int) -> None:
-        self._keyspace, self._codec, self._rank = keyspace, codec, rank
+    Args:
+        keyspace: which.
+        codec: carries out its plan.
+        rank: tensor-parallel rank.
+        chained: whether a block's place in its chain is known to all who ask for it; else every header says 0.
+    """
+
+    def __init__(self, keyspace: Keyspace, codec: Codec, rank: int, *, chained: bool = True) -> None:
+        self._keyspace, self._codec, self._rank, self._step = keyspace, codec, rank, int(chained)
         self.nbytes = header_nbytes(codec.plan)
         template = self.make(bytes(KEY_NBYTES), 0, 0)
         self._fixed = np.frombuffer(template[: FIXED.size], np.uint64)
@@ -40,7 +47,7 @@ class Headers:
         return BlockHeader(
             key,
             self._rank,
-            position,
+            position * self._step,
             self._keyspace.spec.block_tokens,
             self._codec.number,
             self._codec.plan,
@@ -62,7 +69,7 @@ class Headers:
         words = memory.view(np.uint64)[(offsets // 8)[:, None] + np.arange(self.nbytes // 8)]
         expected = np.tile(self._fixed, (count, 1))
         positions = np.arange(first, first + count, dtype=np.uint64)
-        expected[:, _POSITION] |= positions << np.uint64(32)
+        expected[:, _POSITION] |= positions * np.uint64(self._step) << np.uint64(32)
         expected[positions > 0, _BODY] = self.body_nbytes(1)
         packed = np.frombuffer(b"".join(addresses[:count]), np.uint8).reshape(count, -1)
         expected[:, _KEY] = np.ascontiguousarray(packed[:, :KEY_NBYTES]).view(np.uint64)
