@@ -19,6 +19,7 @@ from kvtier.errors import BadTokens, ConfigError
 from kvtier.spec import KVSpec
 
 DOMAIN = b"kvtier/keyspace/1\0"
+ROW_DOMAIN = b"kvtier/row/1\0"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class Keyspace:
             BadTokens: floats, negative ids, ids beyond u32, more than one dimension; too few or too many in `extra`.
         """
         return chain(self.root, token_ids, self.spec.block_tokens, extra=extra)
+
+    def named(self, name: bytes) -> bytes:
+        """Key of a block that the engine names itself, by a hash of everything that it depends on."""
+        return hashlib.sha256(ROW_DOMAIN + self.root + name).digest()
 
 
 def chain(root: bytes, token_ids: Any, block_tokens: int, *, extra: Sequence[bytes] | None = None) -> list[bytes]:

@@ -63,6 +63,8 @@ def vector(spec, space, tokens, extra):
     digest = sha256(b"kvtier/spec/1\0" + spec_bytes(spec)).hexdigest()
     inputs = {"spec": spec, "keyspace": space, "tokens": tokens, "extra": extra}
     outputs = {"spec_canonical": spec_bytes(spec).hex(), "spec_digest": digest, "root": root(spec, space).hex()}
+    name = sha256(b"page").digest()
+    outputs["row_named_sha256_of_page"] = sha256(b"kvtier/row/1\0" + root(spec, space) + name).hexdigest()
     outputs |= {"keys": [k.hex() for k in keys], "addresses_of_rank_3": [(k + pack("<H", 3)).hex() for k in keys]}
     return inputs | outputs
 

@@ -1,6 +1,7 @@
 import json
 import pickle
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ def test_golden_vectors(golden):
     assert space.root.hex() == golden["root"]
     assert [k.hex() for k in keys] == golden["keys"]
     assert [address(k, 3).hex() for k in keys] == golden["addresses_of_rank_3"]
+    assert space.named(sha256(b"page").digest()).hex() == golden["row_named_sha256_of_page"]
 
 
 def changed(value):
