@@ -109,11 +109,13 @@ class DoorSession:
         stream: bool = False,
         after: int = 0,
         device: int = 0,
+        again: bool = False,
     ) -> Matched:
         at, until = self._attached(wait)
         call = next(self._calls)
         request = pb.MatchRequest(session=at.session, call=call, keys=pack_keys(keys), wait=wait, prefill=prefill)
         request.after, request.stream, request.given, request.device = at.sent, stream, after, device
+        request.again = again
         try:
             reply = self._line.ask(self._line.stub.Match, request, until, at)
             slots, tiers, inside = _leased(reply, len(keys))
@@ -127,10 +129,10 @@ class DoorSession:
     def fetch(self, lease: int, first: int, end: int) -> int:
         return self._line.mapping.fetch(lease, first, end)
 
-    def release(self, lease: int, seconds: float = 0.0) -> None:
+    def release(self, lease: int, seconds: float = 0.0, part: float = 1.0) -> None:
         self._line.mapping.released(lease)
         # A number of an earlier attachment names nothing on this one.
-        self._line.note(pb.ClientNote(release=pb.Release(call=lease, seconds=seconds)))
+        self._line.note(pb.ClientNote(release=pb.Release(call=lease, seconds=seconds, part=part)))
 
     def reserve(self, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
         if len(keys) - start != len(nbytes):

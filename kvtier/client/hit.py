@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvtier.block import PAGE
 from kvtier.client.reading import Bodies, Target, heads, on_host, target_of
-from kvtier.client.scope import Chain, Scope
+from kvtier.client.scope import Chain, Scope, block_of
 from kvtier.errors import ClosedError, SessionError, UsageError
 from kvtier.hierarchy.answers import Matched
 from kvtier.memory.device import DeviceMemory
@@ -53,14 +53,24 @@ class Hit:
         staging: further tokens that are on their way and that nobody waits for.
     """
 
-    def __init__(self, scope: Scope, chain: Chain, matched: Matched, arena: MappedArena, wait: float) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        chain: Chain,
+        matched: Matched,
+        arena: MappedArena,
+        wait: float,
+        *,
+        again: bool = False,
+    ) -> None:
         step = scope.keyspace.spec.block_tokens
         self._scope, self._chain, self._matched, self._arena = scope, chain, matched, arena
         self._slots, self._tiers, self._inside = matched.slots, matched.tiers, matched.inside
         self._awaited = matched.staging if wait > 0 else 0
         self._until = time.monotonic() + wait
+        self._again = again
         self._closed = False
-        self._seconds = 0.0
+        self._seconds, self._read = 0.0, 0
         self.tokens = (len(self._slots) + self._awaited) * step
         self.staging = (matched.staging - self._awaited) * step
         self._loaded = np.zeros(scope.keyspace.spec.layers, np.int64)
@@ -75,7 +85,10 @@ class Hit:
 
     @property
     def verified(self) -> int:
-        """Tokens that are loaded and verified in every layer, by the last `load` of each; 0 until all were loaded."""
+        """Up to which token every layer is loaded and verified, by the last `load` of each; 0 until all were loaded.
+
+        Who loaded from an `origin` on answers for what lies before it.
+        """
         return int(self._loaded.min())
 
     def extends(self, chain: Chain, tokens: int) -> bool:
@@ -97,46 +110,54 @@ class Hit:
         """Give the lease back; idempotent."""
         if not self._closed:
             self._closed = True
-            self._release(self._seconds)
+            whole = len(self._slots) * len(self._loaded)
+            self._release(self._seconds, self._read / whole if whole else 1.0)
 
-    def load(self, kv: Any, *, layers: range | None = None, verify: bool = False) -> int:
-        """Decode the leased blocks into the caller's tensors, from token 0 on.
+    def load(self, kv: Any, *, layers: range | None = None, verify: bool = False, origin: int = 0) -> int:
+        """Decode the leased blocks into the caller's tensors, from token `origin` of the sequence on.
 
         Args:
             kv: where to: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or one (k, v) pair a layer,
                 `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer); in CPU memory or on a GPU
                 (with the `gpu` extra). When it has room for fewer tokens than were leased, only whole blocks that fit
-                are loaded. A view (`KVView`, `DeviceView`) is taken as it is.
+                are loaded. Its token 0 is the sequence's token `origin`. A view (`KVView`, `DeviceView`) is taken as
+                it is.
             layers: only these layers; all of them unless given. `verified` counts what was loaded of every layer.
             verify: check the checksum of every block first.
+            origin: tokens that the caller has, and answers for; whole blocks. They are neither fetched nor checked.
 
         Returns:
-            How many tokens are verified, a multiple of the block size; `kv` beyond them is undefined.
+            Up to which token of the sequence all is verified, a multiple of the block size: `origin` when nothing was.
+            `kv` beyond is undefined.
 
         Raises:
             KVMismatch: `kv` is not of the keyspace's spec, or read-only, or nothing here can decode into it.
             ConfigError: the plan cannot be decoded on a GPU (see `GpuCodec`), and `kv` is there.
+            UsageError: `origin` is not where a block of the sequence begins, or ends.
             ClosedError: the hit is closed.
         """
         if self._closed:
             raise ClosedError("this hit is closed; load inside its `with` block")
         began = time.perf_counter()
         spec = self._scope.keyspace.spec
-        target = target_of(kv, self._scope.codec, self._scope.threads)
+        begin = block_of(origin, "origin", self._chain.tokens, spec.block_tokens)
+        origin = begin * spec.block_tokens
+        target = target_of(kv, self._scope.codec, self._scope.threads, origin)
         wanted = range(spec.layers) if layers is None else layers
         if not isinstance(wanted, range):
             raise UsageError(f"layers is {layers!r}; pass a range, such as range(0, 4)")
         self._loaded[wanted.start : wanted.stop] = 0
-        good, room = 0, min(target.tokens, self.tokens) // spec.block_tokens
+        good, room = begin, min(origin + target.tokens, self.tokens) // spec.block_tokens
         while True:
             end = min(len(self._slots), room)
             there = good + (self._scope.session.fetch(self._matched.lease, good, end) if good < end else 0)
             before, good = good, self._copy(target, wanted, good, there, verify=verify)
             self._seconds += time.perf_counter() - began
-            if good < there or good >= room or (before == good < end) or (good == end and not self._more()):
+            if good < there or good >= room or (before == good < end) or (good >= end and not self._more()):
                 break
             began = time.perf_counter()
         self._loaded[wanted.start : wanted.stop] = good * spec.block_tokens
+        self._read += (good - begin) * len(range(spec.layers)[wanted.start : wanted.stop])
         self._scope.device.meet(target.device, self._matched.device)
         return good * spec.block_tokens
 
@@ -152,7 +173,7 @@ class Hit:
         self._awaited = 0
         epoch = self._arena.device_epoch
         try:
-            found = session.match(wanted, wait, stream=True, after=had, device=epoch)
+            found = session.match(wanted, wait, stream=True, after=had, device=epoch, again=self._again)
         except SessionError as exc:
             self._scope.counters[f"match_{type(exc).__name__}"] += 1
             return False
@@ -164,9 +185,9 @@ class Hit:
         self._awaited = found.staging
         return len(found.slots) > had
 
-    def _release(self, seconds: float = 0.0) -> None:
+    def _release(self, seconds: float = 0.0, part: float = 1.0) -> None:
         if self._matched.lease and self._arena.epoch == self._scope.session.epoch:
-            self._scope.session.release(self._matched.lease, seconds)
+            self._scope.session.release(self._matched.lease, seconds, part)
 
     def _copy(self, target: Target, layers: range, first: int, end: int, *, verify: bool) -> int:
         """Decode what is genuine of blocks `first` to `end`; how many, from block 0, were ours until the end."""

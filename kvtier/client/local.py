@@ -70,18 +70,19 @@ class LocalSession:
         stream: bool = False,
         after: int = 0,
         device: int = 0,
+        again: bool = False,
     ) -> Matched:
         """See `Session`."""
         first = not stream or wait == 0
-        return self._hierarchy.match(Wish(self._number, keys, prefill, stream, after, first, device), wait)
+        return self._hierarchy.match(Wish(self._number, keys, prefill, stream, after, first, device, again), wait)
 
     def fetch(self, lease: int, first: int, end: int) -> int:
         """See `Session`."""
         return end - first
 
-    def release(self, lease: int, seconds: float = 0.0) -> None:
+    def release(self, lease: int, seconds: float = 0.0, part: float = 1.0) -> None:
         """See `Session`."""
-        self._hierarchy.release(lease, seconds)
+        self._hierarchy.release(lease, seconds, part)
 
     def reserve(self, keys: Sequence[bytes], nbytes: Sequence[int], start: int) -> Reserved:
         """See `Session`."""

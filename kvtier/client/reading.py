@@ -82,8 +82,8 @@ class Target(Protocol):
         ...
 
 
-def target_of(kv: Any, codec: Codec, threads: int) -> Target:
-    """What a caller gave to load into.
+def target_of(kv: Any, codec: Codec, threads: int, origin: int = 0) -> Target:
+    """What a caller gave to load into; its first token is the sequence's token `origin`.
 
     Raises:
         KVMismatch: it is not of the codec's spec, or cannot be written to, or nothing can decode there.
@@ -91,9 +91,9 @@ def target_of(kv: Any, codec: Codec, threads: int) -> Target:
     gpu = sys.modules.get("kvtier.codecs.gpu")
     device = _device_of(kv)
     if not device.startswith("cuda") and not (gpu and isinstance(kv, gpu.DeviceView)):
-        return _InCpuMemory(KVView.of(kv, codec.spec), codec, threads)
+        return _InCpuMemory(KVView.of(kv, codec.spec), codec, threads, origin)
     try:
-        return _OnGpu.of(kv, codec)
+        return _OnGpu.of(kv, codec, origin)
     except ImportError as exc:
         raise KVMismatch(
             f"kv is on {device}, and decoding there needs triton ({exc}): pip install 'kvtier[gpu]', or pass a tensor "
@@ -104,9 +104,9 @@ def target_of(kv: Any, codec: Codec, threads: int) -> Target:
 class _InCpuMemory:
     device = "cpu"
 
-    def __init__(self, view: KVView, codec: Codec, threads: int) -> None:
+    def __init__(self, view: KVView, codec: Codec, threads: int, origin: int) -> None:
         view.require_writable()
-        self._view, self._codec, self._threads = view, codec, threads
+        self._view, self._codec, self._threads, self._origin = view, codec, threads, origin
         self.tokens = view.tokens
 
     def decode(self, bodies: Bodies, layers: range) -> None:
@@ -125,26 +125,26 @@ class _InCpuMemory:
                 done.result()
 
     def _run(self, bodies: Bodies, layers: range) -> None:
-        tokens = bodies.positions * self._codec.spec.block_tokens
+        tokens = bodies.positions * self._codec.spec.block_tokens - self._origin
         self._codec.decode(bodies.memory, bodies.offsets, bodies.positions, self._view, tokens, layers)
 
 
 class _OnGpu:
-    def __init__(self, view: DeviceView, codec: GpuCodec) -> None:
+    def __init__(self, view: DeviceView, codec: GpuCodec, origin: int) -> None:
         view.require_writable()
-        self._view, self._codec = view, codec
+        self._view, self._codec, self._origin = view, codec, origin
         self.tokens, self.device = view.tokens, str(view.device)
 
     @classmethod
-    def of(cls, kv: Any, codec: Codec) -> _OnGpu:
+    def of(cls, kv: Any, codec: Codec, origin: int) -> _OnGpu:
         from kvtier.codecs.gpu import DeviceView
 
         view = DeviceView.of(kv, codec.spec)
-        return cls(view, _gpu_codec(codec.plan, codec.spec, str(view.device)))
+        return cls(view, _gpu_codec(codec.plan, codec.spec, str(view.device)), origin)
 
     def decode(self, bodies: Bodies, layers: range) -> None:
         for part in _on_device(bodies, self._view.device):
-            tokens = part.positions * self._view.spec.block_tokens
+            tokens = part.positions * self._view.spec.block_tokens - self._origin
             self._codec.decode(part.memory, part.offsets, part.positions, self._view, tokens, layers)
         if self._view.device.type == "cuda":
             import torch

@@ -52,14 +52,19 @@ class SaveJob:
     chain: Chain
     view: KVView
     start: int
+    origin: int
     after: Hit | None
+    vouched: bool
 
     def problem(self) -> str:
         """Why it must be refused; empty when it need not."""
-        if self.view.tokens < self.chain.tokens:
-            raise KVMismatch(
-                f"kv has {self.view.tokens} tokens for {self.chain.tokens} token ids; pass KV of all of them"
-            )
+        wanted = self.chain.tokens - self.origin
+        if self.view.tokens < wanted:
+            raise KVMismatch(f"kv has {self.view.tokens} tokens for {wanted} token ids; pass KV of all of them")
+        if self.origin > self.start:
+            raise UsageError(f"kv begins with token {self.origin}, behind start ({self.start}); pass a smaller origin")
+        if self.vouched:
+            return ""
         sound = self.start == 0 if self.after is None else self.after.extends(self.chain, self.start)
         return "" if sound else "unverified"
 
@@ -172,7 +177,7 @@ def _write(job: SaveJob, position: int, expires: int, memory: NDArray[np.uint8],
     body = offset + scope.headers.nbytes
     begins = codec.layers(position).tolist()
     step = max(1, PIECE_NBYTES * spec.layers // begins[-1])
-    bodies, tokens = np.array([body], np.int64), np.array([position * spec.block_tokens], np.int64)
+    bodies, tokens = np.array([body], np.int64), np.array([position * spec.block_tokens - job.origin], np.int64)
     positions = np.array([position], np.int64)
     hasher = xxhash.xxh3_64()
     for at in range(0, spec.layers, step):

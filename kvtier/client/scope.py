@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from kvtier.client.device import Device
 from kvtier.client.headers import Headers
 from kvtier.client.session import Session
 from kvtier.codecs.base import Codec
+from kvtier.errors import UsageError
 from kvtier.keys import Keyspace
 
 LONGEST_TTL = 1e9
@@ -82,6 +84,30 @@ class Chain:
     def upto(self, tokens: int, block_tokens: int) -> Chain:
         """The first tokens of it."""
         return replace(self, tokens=tokens, addresses=self.addresses[: tokens // block_tokens])
+
+
+def block_of(token: Any, name: str, tokens: int, block_tokens: int) -> int:
+    """Which block begins at a token of a sequence of `tokens`, or its end.
+
+    Raises:
+        UsageError: none does; `name` is what the caller calls it.
+    """
+    number = whole(token, name)
+    if not 0 <= number <= tokens or number % block_tokens:
+        raise UsageError(f"{name} is {number}; pass a multiple of {block_tokens} (block_tokens), at most {tokens}")
+    return number // block_tokens
+
+
+def whole(tokens: Any, name: str) -> int:
+    """A number of tokens.
+
+    Raises:
+        UsageError: it is no integer; `name` is what the caller calls it.
+    """
+    try:
+        return operator.index(tokens)
+    except TypeError as exc:
+        raise UsageError(f"{name} is {tokens!r}; pass a number of tokens, an integer") from exc
 
 
 def is_lifetime(seconds: Any) -> bool:

@@ -66,6 +66,7 @@ class Session(Protocol):
         stream: bool = False,
         after: int = 0,
         device: int = 0,
+        again: bool = False,
     ) -> Matched:
         """Lease the longest prefix of `keys` that is in the arena, staging what lies in other tiers.
 
@@ -83,6 +84,8 @@ class Session(Protocol):
             stream: whether this call is one of several for the same keys.
             after: blocks that an earlier call of the stream gave.
             device: epoch of the GPU tier's memory that the caller has attached; 0 for none.
+            again: whether another process of the same engine asked before for the same: this call leases and stages
+                like any other, and is in no counter.
         """
         ...
 
@@ -98,12 +101,13 @@ class Session(Protocol):
         """
         ...
 
-    def release(self, lease: int, seconds: float = 0.0) -> None:
+    def release(self, lease: int, seconds: float = 0.0, part: float = 1.0) -> None:
         """Give a lease back; returns at once, never raises, idempotent.
 
         Args:
             lease: its number.
             seconds: how long the load took, for the host's histogram; 0 when nothing was loaded.
+            part: how much of the leased bytes was read in that time; above 1 when some were read again.
         """
         ...
 

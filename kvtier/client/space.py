@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from kvtier.block import SPACE_NBYTES, address
 from kvtier.client.description import Description
 from kvtier.client.hit import Hit, MappedArena
 from kvtier.client.save import Saved, SaveJob, Saver, refuse
-from kvtier.client.scope import Chain, Scope, is_lifetime
+from kvtier.client.scope import Chain, Scope, block_of, is_lifetime, whole
 from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, SessionError, UsageError
 from kvtier.hierarchy.answers import Matched, Placement
@@ -60,7 +59,9 @@ class Space:
         named = keyspace.model, keyspace.revision, keyspace.plan, keyspace.adapter
         return Description(*named, self.rank, self.block_tokens, keyspace.root.hex())
 
-    def match(self, token_ids: Any, *, wait: float = 0.0, extra: Sequence[bytes] | None = None) -> Hit:
+    def match(
+        self, token_ids: Any, *, wait: float = 0.0, extra: Sequence[bytes] | None = None, again: bool = False
+    ) -> Hit:
         """Find and lease the longest stored prefix.
 
         Args:
@@ -69,6 +70,8 @@ class Space:
                 decodes those that are there meanwhile. With 0 they are not waited for: `Hit.staging` says how many
                 tokens are on their way, for a later match.
             extra: as for `chain`.
+            again: whether another process of the same engine (its scheduler) has matched this before. Then this one is
+                neither a use of the blocks nor in the host's counters; nor are those that its `load` waits for.
 
         Returns:
             A context manager; the blocks stay pinned until it is left. Never raises for the host's sake: a host that
@@ -83,7 +86,9 @@ class Space:
                 rate = self._scope.prefill.tokens_per_second
                 memory = device.memory
                 reads = memory.epoch if memory is not None and memory.current else 0
-                found = self.session.match(chain.addresses, 0.0, prefill=rate, stream=wait > 0, device=reads)
+                found = self.session.match(
+                    chain.addresses, 0.0, prefill=rate, stream=wait > 0, device=reads, again=again
+                )
                 mapped = MappedArena(self.session.epoch, self.session.readable(), self.session.generations(), memory)
                 if mapped.epoch == epoch:
                     matched, arena = found, mapped
@@ -93,7 +98,7 @@ class Space:
                 self.session.release(found.lease)
         except SessionError as exc:
             self._scope.counters[f"match_{type(exc).__name__}"] += 1
-        return Hit(self._scope, chain, matched, arena, wait)
+        return Hit(self._scope, chain, matched, arena, wait, again=again)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Say that the engine computed the KV of so many tokens in one go in this time.
@@ -117,19 +122,25 @@ class Space:
         kv: Any,
         *,
         start: int = 0,
+        origin: int = 0,
         after: Hit | None = None,
+        vouched: bool = False,
         extra: Sequence[bytes] | None = None,
     ) -> Future[Saved]:
         """Store the whole blocks of a sequence, from token `start` on, in the background.
 
-        `kv` is read after this returns: its first `len(token_ids)` tokens must not change until the future is done.
+        `kv` is read after this returns: what it has of the tokens from `start` on must not change until the future is
+        done.
 
         Args:
             token_ids: as for `chain`, or a `Chain`.
-            kv: KV of the sequence from its first token: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or one
-                (k, v) pair a layer, `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer).
-            start: tokens that were loaded, not computed: what `Hit.load` returned.
-            after: the hit that they were loaded from. Without it `start` must be 0.
+            kv: KV of the sequence from its token `origin` on: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or
+                one (k, v) pair a layer, `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer).
+            start: tokens that are not stored with this: what `Hit.load` returned.
+            origin: the sequence's token that `kv` begins with; whole blocks, at most `start`.
+            after: the hit that the first `start` tokens were loaded from.
+            vouched: the engine holds the KV of the first `start` tokens (whole blocks), and answers for it: it computed
+                it, or loaded it as verified. Without this and `after`, `start` must be 0.
             extra: as for `chain`.
 
         Returns:
@@ -137,15 +148,16 @@ class Space:
             hit verified, nothing is stored and it says `refused="unverified"`.
 
         Raises:
-            KVMismatch: `kv` is not of the keyspace's spec, or has fewer tokens than `token_ids`.
+            KVMismatch: `kv` is not of the keyspace's spec, or ends before `token_ids`.
+            UsageError: `origin`, or a `start` that is vouched for, is not where a block begins, or `origin` lies behind
+                `start`.
         """
         chain = self.chain(token_ids, extra=extra)
         view = KVView.of(kv, self.keyspace.spec)
-        try:
-            start = operator.index(start)
-        except TypeError as exc:
-            raise UsageError(f"start is {start!r}; pass the number of tokens that were loaded, an integer") from exc
-        return self._saver.submit(SaveJob(self._scope, chain, view, start, after))
+        step = self.block_tokens
+        first = block_of(origin, "origin", chain.tokens, step) * step
+        start = block_of(start, "start", chain.tokens, step) * step if vouched else whole(start, "start")
+        return self._saver.submit(SaveJob(self._scope, chain, view, start, first, after, vouched))
 
     def refused(self, why: str) -> Future[Saved]:
         """A save that was refused before it began, counted."""

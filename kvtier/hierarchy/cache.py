@@ -150,17 +150,20 @@ class Hierarchy:
 
     def settle(self, look: Look) -> Matched:
         """Count a look as the answer that was given."""
+        if look.wish.again:
+            return look.matched
         loading.count(self.state, look)
         if len(look.matched.slots):
             self.mover.promote(look.matched.slots["offset"][~look.matched.inside])
         return look.matched
 
-    def release(self, lease: int, seconds: float = 0.0) -> None:
+    def release(self, lease: int, seconds: float = 0.0, part: float = 1.0) -> None:
         """Give a lease back; idempotent.
 
         Args:
             lease: its number.
             seconds: how long the reader had it, for the histogram of loads; 0 when it did not load.
+            part: how much of its bytes were read in that time.
         """
         state = self.state
         with state.lock:
@@ -169,8 +172,8 @@ class Hierarchy:
                 state.end(ended)
             if 0 < seconds < math.inf:
                 state.stats.observe("load", seconds)
-                if ended is not None and not ended.inside:
-                    state.pace.observe(TierNumber.CPU, ended.nbytes, seconds, state.clock())
+                if ended is not None and not ended.inside and 0 < part < math.inf:
+                    state.pace.observe(TierNumber.CPU, int(ended.nbytes * part), seconds, state.clock())
 
     # Save
 

@@ -32,6 +32,8 @@ class Wish:
         after: blocks that it was given already, of a call before this one; 0 in the first.
         first: whether this is the only call for these keys, or the first of a stream.
         device: epoch of the GPU tier's memory that who asks has attached; 0 for none.
+        again: whether somebody asked for the same on behalf of the same engine: it is not a use of the blocks, and is
+            not counted.
     """
 
     session: int
@@ -41,6 +43,7 @@ class Wish:
     after: int = 0
     first: bool = True
     device: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +132,9 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish, sought: Sought
             there = [keys[i] for i in np.flatnonzero(inside).tolist()]
             state.cpu.pool.retain(outside)
             state.device.lease(there)
-            state.touch(leased)
-            table.hit(leased, now)
+            if not wish.again:
+                state.touch(leased)
+                table.hit(leased, now)
             lease = state.ledger.lease(Lease(wish.session, outside, there, int(sizes[within - 1]), now))
     waiting = len(rows) - ready if staging is not None else 0
     missed = {

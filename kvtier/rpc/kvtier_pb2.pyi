@@ -223,18 +223,22 @@ class Release(_message.Message):
 
     CALL_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     call: _builtins.int
     seconds: _builtins.float
     """how long the load took; 0 when nothing was loaded"""
+    part: _builtins.float
+    """how much of the leased bytes was read in that time"""
     def __init__(
         self,
         *,
         call: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        part: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "part", b"part", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,6 +342,7 @@ class MatchRequest(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     GIVEN_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     after: _builtins.int
     call: _builtins.int
@@ -352,6 +357,8 @@ class MatchRequest(_message.Message):
     """blocks that an earlier call of the stream gave"""
     device: _builtins.int
     """epoch of the GPU tier's memory that the client has attached; 0 for none"""
+    again: _builtins.bool
+    """another process of the same engine asked before: this one is not counted"""
     def __init__(
         self,
         *,
@@ -364,10 +371,11 @@ class MatchRequest(_message.Message):
         stream: _builtins.bool = ...,
         given: _builtins.int = ...,
         device: _builtins.int = ...,
+        again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "call", b"call", "device", b"device", "given", b"given", "keys", b"keys", "prefill", b"prefill", "session", b"session", "stream", b"stream", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "again", b"again", "call", b"call", "device", b"device", "given", b"given", "keys", b"keys", "prefill", b"prefill", "session", b"session", "stream", b"stream", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvtier.memory.arena import CLIENTS
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of `kvtier.proto` and of what its packed fields mean; client and host must have the same."""
 
 MAX_MESSAGE = 16 << 20

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
-from kvtier.block import SPACE_NBYTES
+import pytest
+
+from kvtier.block import SPACE_NBYTES, slot_nbytes
 from kvtier.hierarchy.answers import GrantState
 from kvtier.testing.payloads import key_of
 from kvtier.testing.session import (
     FULL,
+    NBYTES,
     PATIENCE,
     Host,
     OpenSession,
@@ -104,6 +107,36 @@ class RetentionKit:
         assert status["lookups"] == {"partial": 1}
         assert {tier: n for tier, n in status["hits"].items() if n} == {"cpu": 2, "nvme": 4}
         assert {why: n for why, n in status["misses"].items() if n} == {"absent": 1, "staging": 4}
+
+    def test_what_was_asked_before_is_leased_again_and_counted_once(self, open_session: OpenSession) -> None:
+        """An engine's scheduler matches, and then each of its workers."""
+        scheduler, worker = open_session(), open_session()
+        save(scheduler, 0, 4)
+        scheduler.move(chain(2, 2), TierNumber.NVME, PATIENCE)
+        counted = "lookups", "hits", "misses", "tokens"
+        none = scheduler.status()
+        for wait, stream in ((0.0, False), (0.0, True), (PATIENCE, True), (PATIENCE, False)):
+            matched = worker.match(chain(0, 5), wait, stream=stream, after=3 if wait and stream else 0, again=True)
+            assert len(matched.slots) == 4 or not wait
+            assert holds(worker, matched, 0)
+            worker.release(matched.lease)
+        assert [scheduler.status()[name] for name in counted] == [none[name] for name in counted]
+        assert found(scheduler, 0, 5) == 4
+        (uses,) = {block["hits"] for block in scheduler.inspect(chain(0, 4)) if block}
+        assert uses == 1
+        status = scheduler.status()
+        assert {tier: n for tier, n in status["hits"].items() if n} == {"cpu": 2, "nvme": 2}
+        assert {why: n for why, n in status["misses"].items() if n} == {"absent": 1}
+
+    def test_who_read_a_part_says_how_fast_that_part_was(self, open_session: OpenSession) -> None:
+        session = open_session()
+        blocks = 80
+        save(session, 0, blocks)
+        for _ in range(3):
+            session.release(session.match(chain(0, blocks), 0.0).lease, 2.0, 0.75)
+        assert eventually(lambda: session.status()["bandwidth"].get("cpu", 0) > 0)
+        read = 0.75 * blocks * slot_nbytes(NBYTES)
+        assert session.status()["bandwidth"]["cpu"] == pytest.approx(read / 2.0, rel=1e-3)
 
     def test_what_loads_slower_than_it_computes_is_declined(self, open_session: OpenSession, host: Host) -> None:
         """Loads of 80 blocks in 2 s are said of the CPU tier: 64 tokens take 1/40 s."""

@@ -121,6 +121,17 @@ class TestLoadsAndSaves:
         assert good == len(TOKENS)
         assert torch.equal(out, kv)
 
+    def test_what_the_engine_has_does_not_come(self, cache_of, remote):
+        space = space_of(cache_of(remote.add("alice")))
+        kv = make_kv()
+        space.save(TOKENS, kv).result(PATIENCE)
+        with space.match(TOKENS) as hit:
+            out = torch.zeros(2, 2, len(TOKENS) - 48, 2, 16, dtype=torch.bfloat16)
+            assert hit.load(out, origin=48) == len(TOKENS)
+            assert torch.equal(out, kv[:, :, 48:])
+            came = [bool(space.session.readable()[offset : offset + 64].any()) for offset in hit._slots["offset"]]
+            assert came == [False] * 3 + [True] * 2
+
     def test_memory_comes_and_goes_with_leases(self, remote, opened):
         session = opened(remote.session(remote.add("kit", admin=True)))
         save(session, 0, 50)

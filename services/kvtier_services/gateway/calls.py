@@ -216,8 +216,8 @@ class Calls(DoorServicer):
         def look_again(sought: Sought | None = None) -> Look:
             with hierarchy.state.lock:  # nothing comes in between, of which it would not be known whose it is
                 own = guest.caller.loadable(hierarchy, keys)
-                wish = Wish(guest.session, own, request.prefill, request.stream, request.given, first, device)
-                return hierarchy.look(wish, sought)
+                asks = request.prefill, request.stream, request.given, first, device, request.again
+                return hierarchy.look(Wish(guest.session, own, *asks), sought)
 
         until = time.monotonic() + wait
         look = look_again()

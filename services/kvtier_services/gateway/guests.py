@@ -14,7 +14,7 @@ from kvtier.errors import ProtocolMismatch, UsageError
 from kvtier.hierarchy import streaming
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.rpc.conversions import unpack_keys
-from kvtier.rpc.kvtier_pb2 import ClientNote
+from kvtier.rpc.kvtier_pb2 import ClientNote, Release
 from kvtier_services.gateway.callers import ENGINE, Caller
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Guest:
         """Do what a note on the stream says."""
         match note.WhichOneof("note"):
             case "release":
-                self._release(note.release.call, note.release.seconds)
+                self._release(note.release)
             case "abort":
                 self._abort(note.abort.call)
             case "condemn":
@@ -179,13 +179,13 @@ class Guest:
         if streaming.is_broken(self._hierarchy.state, key):
             self._hierarchy.condemn([key], why)
 
-    def _release(self, call: int, seconds: float) -> None:
-        lease = self._leases.pop(call, 0)
+    def _release(self, note: Release) -> None:
+        lease = self._leases.pop(note.call, 0)
         if lease:
             # Others are told by it what is worth loading; a tenant may say anything.
-            self._hierarchy.release(lease, seconds if self.caller.admin else 0.0)
+            self._hierarchy.release(lease, note.seconds if self.caller.admin else 0.0, note.part)
         else:
-            self._give_up(call)
+            self._give_up(note.call)
 
     def _abort(self, call: int) -> None:
         with self._lock:

@@ -112,6 +112,83 @@ class TestLoad:
         with space.match(range(8)) as hit, pytest.raises(UsageError):
             hit.load(kv_of(8), layers=range(2, 9))
 
+    def test_what_the_engine_has_is_not_loaded(self, space):
+        """Its KV begins where what it has ends; blocks before that are neither read nor checked."""
+        kv = stored(space, range(18))
+        with space.match(range(18)) as hit:
+            space.session.writable()[offsets(hit)[1]] ^= 1
+            out = np.zeros((3, 2, 9, 2, 8), np.float32)
+            assert hit.load(out, origin=8, verify=True) == 16
+            assert hit.verified == 16
+            assert np.array_equal(out[:, :, :8], kv[:, :, 8:16])
+            assert not out[:, :, 8:].any()
+            assert hit.load(out[:, :, :7], origin=8) == 12, "only whole blocks that fit"
+            assert hit.load(out, origin=4) == 4, "the first one there is bad: nothing beyond what the engine has"
+            assert hit.verified == 4
+
+    def test_layers_from_an_origin_on(self, space):
+        kv = stored(space, range(16))
+        out = np.zeros((3, 2, 8, 2, 8), np.float32)
+        with space.match(range(16)) as hit:
+            assert hit.load(out, layers=range(1, 3), origin=8) == 16
+            assert hit.verified == 0
+            assert hit.load(out[:, :, :4], layers=range(1), origin=8) == 12
+            assert hit.verified == 12
+            assert hit.load(out, layers=range(1), origin=8) == 16
+            assert hit.verified == 16
+        assert np.array_equal(out, kv[:, :, 8:])
+
+    def test_an_origin_behind_the_hit_loads_nothing(self, space):
+        stored(space, range(8))
+        with space.match(range(20)) as hit:
+            for origin in (8, 12, 20):
+                out = np.zeros((3, 2, 8, 2, 8), np.float32)
+                assert hit.load(out, origin=origin) == origin
+                assert not out.any()
+
+    @pytest.mark.parametrize("origin", [3, -4, 12, 1.0, "4", None])
+    def test_an_origin_where_no_block_of_the_sequence_begins_is_the_callers_bug(self, space, origin):
+        stored(space, range(8))
+        with space.match(range(10)) as hit:
+            with pytest.raises(UsageError, match="origin"):
+                hit.load(kv_of(8), origin=origin)
+            with pytest.raises(UsageError, match="origin"):
+                space.save(range(10), kv_of(10), origin=origin, start=8, vouched=True)
+            assert hit.load(kv_of(8), origin=np.int64(4)) == 8
+
+    def test_a_load_that_fails_claims_no_more_than_the_origin(self, space, cache):
+        stored(space, range(16))
+        with space.match(range(16)) as hit:
+            hit.load(kv_of(16))
+            arena = cache.session._hierarchy.arena
+            arena.generations[offsets(hit)[3] // PAGE] += 1
+            assert hit.load(kv_of(8), origin=8) == hit.verified == 12
+            arena.generations[offsets(hit)[2] // PAGE] += 1
+            assert hit.load(kv_of(8), origin=8) == hit.verified == 8
+            cache.session.epoch += 1
+            assert hit.load(kv_of(12), origin=4) == hit.verified == 4
+            with pytest.raises(KVMismatch):
+                hit.load(np.zeros((3, 2, 8, 2, 9), np.float32), origin=12)
+            assert hit.verified <= 4
+
+    def test_how_much_of_a_lease_was_read_is_said(self, space, monkeypatch):
+        """Else the host takes what was left out for speed."""
+        stored(space, range(16))
+        said, release = [], space.session.release
+        monkeypatch.setattr(space.session, "release", lambda *args: (said.append(args[2]), release(*args)))
+        for loads in ([{}], [{"origin": 8}], [{"layers": range(1)}, {"layers": range(1, 3), "origin": 8}], [{}, {}]):
+            with space.match(range(16)) as hit:
+                for options in loads:
+                    hit.load(kv_of(16), **options)
+        assert said == pytest.approx([1, 1 / 2, 2 / 3, 2])
+
+    def test_a_lookup_of_a_worker_is_its_schedulers(self, space, cache):
+        kv = stored(space, range(8))
+        with space.match(range(8)), space.match(range(8), again=True) as hit:
+            assert hit.load(out := np.zeros_like(kv)) == 8
+        assert np.array_equal(out, kv)
+        assert cache.status()["lookups"] == {"full": 1}
+
     def test_several_threads_decode_one_load(self):
         with kvtier.open({"cpu": {"capacity": "4MiB"}}, threads=3) as cache:
             space = cache.keyspace(SPEC, model="m", revision="1")
@@ -288,6 +365,32 @@ class TestSave:
         with pytest.raises(KVMismatch, match="7 tokens for 8"):
             space.save(range(8), kv_of(7))
         assert space.save(range(8), kv_of(9)).result(10.0) == Saved(2, 0)
+
+    def test_what_an_engine_vouches_for_needs_no_hit(self, space):
+        kv = stored(space, range(8))
+        more = np.concatenate([kv, kv_of(12, 1)], axis=2)
+        assert space.save(range(20), more, start=8, vouched=True).result(10.0) == Saved(3, 0)
+        assert np.array_equal(loaded(space, range(20))[1], more)
+        assert space.save(range(20), more, start=20, vouched=True).result(10.0) == Saved(0, 0)
+
+    def test_kv_that_begins_later(self, space):
+        kv = kv_of(20)
+        stored(space, range(8), kv[:, :, :8])
+        assert space.save(range(20), kv[:, :, 4:], origin=4, start=8, vouched=True).result(10.0) == Saved(3, 0)
+        assert np.array_equal(loaded(space, range(20))[1], kv)
+        with space.match([*range(8), *range(50, 58)]) as hit:
+            assert hit.load(np.zeros((3, 2, 4, 2, 8), np.float32), origin=4) == 8
+            saved = space.save([*range(8), *range(50, 58)], kv[:, :, :8], origin=8, start=8, after=hit)
+        assert saved.result(10.0) == Saved(2, 0)
+
+    def test_odd_starts_are_the_callers_bug(self, space):
+        for start, origin in ((3, 0), (-4, 0), (24, 0), (4.0, 0), (4, 8)):
+            with pytest.raises(UsageError, match="start"):
+                space.save(range(20), kv_of(20), start=start, origin=origin, vouched=True)
+        with pytest.raises(UsageError, match="start"):
+            space.save(range(20), kv_of(20), origin=4)
+        with pytest.raises(KVMismatch, match="11 tokens for 12"):
+            space.save(range(20), kv_of(11), origin=8, start=8, vouched=True)
 
     def test_fewer_tokens_than_a_block_are_nothing(self, space):
         assert space.save(range(3), kv_of(3)).result(10.0) == Saved(0, 0)
