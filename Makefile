@@ -1,17 +1,20 @@
 # Needs Python 3.11 or later with venv, make and a C library; everything else comes from pip.
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test check soak bench-smoke clean install
+.PHONY: help demo test test-vllm check soak bench-smoke clean install install-vllm
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+VLLM   := .venv-vllm
+VSTAMP := $(VLLM)/.installed
 BENCHMARKS := $(filter-out _%,$(notdir $(basename $(wildcard benchmarks/*.py)) $(patsubst %/,%,$(dir $(wildcard benchmarks/*/__main__.py)))))
 
 help:
 	@echo "make demo         a language model answers over a long document, with its KV from each tier"
 	@echo "make test         every test but the slow ones and those with real engines"
+	@echo "make test-vllm    real vLLM engines on the CPU, in an environment of their own"
 	@echo "make check        format, lint, types, layers"
 	@echo "make soak         10 minutes of mixed load on one host, by engines that are killed"
 	@echo "make bench-smoke  each benchmark at a small size"
@@ -22,6 +25,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow and not engines" $(ARGS)
+
+test-vllm: $(STAMP) $(VSTAMP)
+	@$(VLLM)/bin/python -m pytest tests/engines_vllm $(ARGS)
 
 check: $(STAMP)
 	@rc=0; for tool in "ruff format --check" "ruff check" mypy "lint-imports --no-logo"; do \
@@ -35,6 +41,8 @@ bench-smoke: $(STAMP)
 	@set -e; for name in $(BENCHMARKS); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --smoke; done
 
 install: $(STAMP)
+
+install-vllm: $(STAMP) $(VSTAMP)
 
 # The stamp is written last, so that an install that was cut short is taken up again. constraints.txt pins a release of
 # torch: without it pip may fetch a newer build of several gigabytes. triton is the release that CUDA builds of that torch
@@ -54,6 +62,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@test ! -f kvtier/codecs/warm.py || $(BIN)/python -m kvtier.codecs.warm
 	@touch $@
 
+# vLLM has an environment of its own, because it pins other releases of numpy and numba than kvtier's. constraints-vllm.txt
+# is all of it, to the release, and pip resolves nothing: what vLLM asks for includes gigabytes that it does not use on a
+# CPU. Ray is not in it: `kvtier up` runs from $(VENV), and an engine does not need it.
+$(VSTAMP): pyproject.toml constraints-vllm.txt
+	@rm -f $@
+	@$(PYTHON) -m venv $(VLLM)
+	@echo "installing into $(VLLM) (once; a few minutes)"
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt && \
+	 $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e . || \
+	  { echo "pip could not install vLLM: see its message above" >&2; exit 1; }
+	@$(VLLM)/bin/python -m kvtier.codecs.warm
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis .coverage
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

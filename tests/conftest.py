@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 HERE = Path(__file__).parent
+# vLLM has an environment of its own: `make test-vllm`.
+collect_ignore = [] if find_spec("vllm") else ["engines_vllm"]
 
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -18,8 +21,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" i
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
-        if folder in ("cluster", "engines"):
-            item.add_marker(folder)
+        if folder in ("cluster", "engines", "engines_vllm"):
+            item.add_marker(folder.removesuffix("_vllm"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
