@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 
 from kvtier.client.cache import Cache
 from kvtier.client.space import Space
+from kvtier.connectors.configs import config_digest
 from kvtier.errors import ConfigError, KVMismatch, UnsupportedKV, UsageError
 from kvtier.spec import KVSpec
 
@@ -23,28 +24,6 @@ EXACT_ATTENTION = frozenset(
 """Implementations of one formula: they differ by rounding, as two batch shapes of one of them do, and may share."""
 SHIFTING_ROPE = frozenset(("dynamic", "longrope"))
 """Kinds of RoPE whose frequencies depend on how long the sequence is that a token is part of."""
-NEUTRAL = frozenset(
-    (
-        "_attn_implementation",
-        "_model_name_or_path",
-        "_name_or_path",
-        "architectures",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "label2id",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "problem_type",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    )
-)
-"""Fields of a configuration that cannot change the KV, or that the spec has already."""
 
 
 def spec_for(model: Any, *, block_tokens: int = 64) -> KVSpec:
@@ -120,12 +99,6 @@ def identity(model: Any) -> dict[str, str]:
     return {PREFIX + name: value for name, value in parts.items()}
 
 
-def config_digest(config: Any) -> str:
-    """SHA-256 of everything in a configuration that may change the KV, as hexadecimal text."""
-    text = json.dumps(_bare(config.to_dict()), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def require(model: Any, space: Space) -> None:
     """Check that a model's KV is what a space holds.
 
@@ -198,10 +171,3 @@ def _adapter_digest(model: Any) -> str:
 
 def _has_adapter(model: Any) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False) or getattr(model, "peft_config", None))
-
-
-def _bare(value: Any) -> Any:
-    if isinstance(value, dict):
-        kept = {str(k): v for k, v in value.items() if k not in NEUTRAL}
-        return {k: v if k == "quantization_config" else _bare(v) for k, v in kept.items()}
-    return [_bare(v) for v in value] if isinstance(value, list | tuple) else value
