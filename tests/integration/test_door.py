@@ -32,6 +32,7 @@ from kvtier.memory.arena import Arena
 from kvtier.rpc import kvtier_pb2 as pb
 from kvtier.rpc.channel import open_channel
 from kvtier.rpc.kvtier_pb2_grpc import DoorStub
+from kvtier.rpc.protocol import PROTOCOL
 from kvtier.testing.payloads import payload_of
 from kvtier.testing.session import (
     CAPACITY,
@@ -182,7 +183,7 @@ class TestOneHost:
 
     def test_versions_that_do_not_match_say_so(self, door, connect, monkeypatch):
         monkeypatch.setattr(attachment, "PROTOCOL", 99)
-        with pytest.raises(ProtocolMismatch, match=r"client speaks protocol 99, this host 2"):
+        with pytest.raises(ProtocolMismatch, match=f"client speaks protocol 99, this host {PROTOCOL}"):
             connect()
 
     def test_the_host_refuses_sessions_without_a_lock(self, door, host, place):
