@@ -4,6 +4,7 @@
     space      Space: one keyspace of it: match, save, prefetch, move
     hit        Hit: a leased prefix; load
     reading    where slots are read, and into what they are decoded: CPU memory or a GPU's
+    writing    what is encoded, in CPU memory or a GPU's, and its way into slots
     device     the GPU tier's memory, attached when KV is loaded on its device for the first time
     save       the background that encodes and commits
     description  what a router must know of a keyspace to name its blocks
@@ -20,6 +21,9 @@ client, and become visible with `commit`.
 
 Where the GPU tier's memory is attached, blocks that it has are leased and decoded there, those before and behind them
 in the arena, in the same load. What cannot be attached costs only speed: everything then comes through the arena.
+
+An engine with a prefix cache of its own loads and saves from an `origin` on: what it has is not fetched, not checked,
+and its own to answer for. Its scheduler's lookup is the one that counts; its workers match `again`.
 
 Nothing here fails a request. A host that is gone, slow or restarted is a miss with a reason in `Cache.counters`; what
 raises is the caller's own bug (`UsageError`) or KV that cannot be stored (`UnsupportedKV`, `KVMismatch`).

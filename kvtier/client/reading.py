@@ -88,15 +88,13 @@ def target_of(kv: Any, codec: Codec, threads: int, origin: int = 0) -> Target:
     Raises:
         KVMismatch: it is not of the codec's spec, or cannot be written to, or nothing can decode there.
     """
-    gpu = sys.modules.get("kvtier.codecs.gpu")
-    device = _device_of(kv)
-    if not device.startswith("cuda") and not (gpu and isinstance(kv, gpu.DeviceView)):
+    if not is_on_device(kv):
         return _InCpuMemory(KVView.of(kv, codec.spec), codec, threads, origin)
     try:
         return _OnGpu.of(kv, codec, origin)
     except ImportError as exc:
         raise KVMismatch(
-            f"kv is on {device}, and decoding there needs triton ({exc}): pip install 'kvtier[gpu]', or pass a tensor "
+            f"kv is on a GPU, and decoding there needs triton ({exc}): pip install 'kvtier[gpu]', or pass a tensor "
             "in CPU memory"
         ) from exc
 
@@ -140,7 +138,7 @@ class _OnGpu:
         from kvtier.codecs.gpu import DeviceView
 
         view = DeviceView.of(kv, codec.spec)
-        return cls(view, _gpu_codec(codec.plan, codec.spec, str(view.device)), origin)
+        return cls(view, gpu_codec(codec.plan, codec.spec, str(view.device)), origin)
 
     def decode(self, bodies: Bodies, layers: range) -> None:
         for part in _on_device(bodies, self._view.device):
@@ -153,7 +151,8 @@ class _OnGpu:
 
 
 @cache
-def _gpu_codec(plan: str, spec: KVSpec, device: str) -> GpuCodec:
+def gpu_codec(plan: str, spec: KVSpec, device: str) -> GpuCodec:
+    """The codec of a plan on a device; made once."""
     from kvtier.codecs.gpu import GpuCodec
 
     return GpuCodec(plan, spec, device)
@@ -177,11 +176,14 @@ def on_host(memory: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
     return part if isinstance(part, np.ndarray) else np.asarray(part.cpu().numpy())
 
 
-def _device_of(kv: Any) -> str:
-    """Where KV is: that of its first tensor."""
+def is_on_device(kv: Any) -> bool:
+    """Whether the GPU's codec works on this KV: that is where its first tensor is, or a view of it says so."""
+    gpu = sys.modules.get("kvtier.codecs.gpu")
+    if gpu and isinstance(kv, gpu.DeviceView):
+        return True
     while isinstance(kv, list | tuple) and kv:
         kv = kv[0]
-    return str(getattr(kv, "device", "cpu"))
+    return str(getattr(kv, "device", "cpu")).startswith("cuda")
 
 
 def _on_host(bodies: Bodies) -> Iterator[Bodies]:
@@ -190,9 +192,9 @@ def _on_host(bodies: Bodies) -> Iterator[Bodies]:
         return
     import torch
 
-    for part, places, room in _pieces(bodies):
+    for part, places, room in pieces(bodies):
         memory = torch.empty(room, dtype=torch.uint8)
-        for here, there, nbytes in _moves(part, places):
+        for here, there, nbytes in moves(part, places):
             memory[there : there + nbytes].copy_(part.memory[here : here + nbytes])
         yield Bodies(memory.numpy(), places, part.nbytes, part.positions)
 
@@ -205,7 +207,7 @@ def _on_device(bodies: Bodies, device: torch.device) -> Iterator[Bodies]:
 
     cuda = device.type == "cuda"
     pinned: list[tuple[torch.Tensor, Any]] = []
-    for number, (part, places, room) in enumerate(_pieces(bodies)):
+    for number, (part, places, room) in enumerate(pieces(bodies)):
         memory = torch.empty(room, dtype=torch.uint8, device=device)
         if isinstance(bodies.memory, np.ndarray):
             if len(pinned) < 2:  # the processor fills one while the other is on its way
@@ -218,18 +220,18 @@ def _on_device(bodies: Bodies, device: torch.device) -> Iterator[Bodies]:
                 space = torch.empty(room, dtype=torch.uint8, pin_memory=cuda)
                 pinned[number % 2] = space, sent
             host = space.numpy()
-            for here, there, nbytes in _moves(part, places):
+            for here, there, nbytes in moves(part, places):
                 host[there : there + nbytes] = part.memory[here : here + nbytes]
             memory.copy_(space[:room], non_blocking=cuda)
             if cuda:
                 sent.record(torch.cuda.current_stream(device))
         else:
-            for here, there, nbytes in _moves(part, places):
+            for here, there, nbytes in moves(part, places):
                 memory[there : there + nbytes].copy_(part.memory[here : here + nbytes])
         yield Bodies(memory, places, part.nbytes, part.positions)
 
 
-def _pieces(bodies: Bodies) -> Iterator[tuple[Bodies, Numbers, int]]:
+def pieces(bodies: Bodies) -> Iterator[tuple[Bodies, Numbers, int]]:
     """Some bodies at a time: with the place of each in memory that has only them, and how large that is."""
     first, count = 0, len(bodies.offsets)
     while first < count:
@@ -240,5 +242,6 @@ def _pieces(bodies: Bodies) -> Iterator[tuple[Bodies, Numbers, int]]:
         first += number
 
 
-def _moves(bodies: Bodies, places: Numbers) -> Iterator[tuple[int, int, int]]:
+def moves(bodies: Bodies, places: Numbers) -> Iterator[tuple[int, int, int]]:
+    """Of each body where it is in its memory, its place in the other, and its bytes."""
     return zip(bodies.offsets.tolist(), places.tolist(), bodies.nbytes.tolist(), strict=True)

@@ -5,28 +5,27 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from kvtier.block import slot_nbytes
 from kvtier.client.hit import Hit
+from kvtier.client.reading import Bodies, Numbers
 from kvtier.client.scope import Chain, Scope
-from kvtier.codecs.view import KVView
+from kvtier.client.writing import Source
 from kvtier.errors import ClosedError, KVMismatch, SessionError, UsageError
-from kvtier.hierarchy.answers import GrantState
+from kvtier.hierarchy.answers import GrantState, Reserved
 
 WINDOW_NBYTES = 64 << 20
 """Bytes reserved at once: what a client that dies can keep from others."""
 WINDOW_BLOCKS = 256
 PENDING = 16
 """Saves that may wait; one more is refused, so that a slow host does not keep an engine's memory."""
-PIECE_NBYTES = 512 << 10
-"""Encoded and hashed while it is in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class SaveJob:
 
     scope: Scope
     chain: Chain
-    view: KVView
+    source: Source
     start: int
     origin: int
     after: Hit | None
@@ -59,8 +58,8 @@ class SaveJob:
     def problem(self) -> str:
         """Why it must be refused; empty when it need not."""
         wanted = self.chain.tokens - self.origin
-        if self.view.tokens < wanted:
-            raise KVMismatch(f"kv has {self.view.tokens} tokens for {wanted} token ids; pass KV of all of them")
+        if self.source.tokens < wanted:
+            raise KVMismatch(f"kv has {self.source.tokens} tokens for {wanted} token ids; pass KV of all of them")
         if self.origin > self.start:
             raise UsageError(f"kv begins with token {self.origin}, behind start ({self.start}); pass a smaller origin")
         if self.vouched:
@@ -148,44 +147,42 @@ def _window(job: SaveJob, first: int, last: int) -> _Window:
         sizes = [headers.payload_nbytes(i) for i in range(first, last)]
         reserved = session.reserve(job.chain.addresses[:last], sizes, first)
         states = reserved.grants["state"]
-        granted = np.flatnonzero(states == GrantState.GRANTED).tolist()
+        granted = np.flatnonzero(states == GrantState.GRANTED)
         passed = int((states != GrantState.REFUSED).sum())
-        expires = math.ceil(time.time() + job.scope.ttl) if job.scope.ttl else 0
-        written: list[int] = []
-        visible: list[bool] = []
-        if reserved.ticket:
-            try:
-                memory = session.writable()
-                for i in granted:
-                    if not _write(job, first + i, expires, memory, int(reserved.grants["offset"][i])):
-                        break
-                    written.append(i)
-            finally:
-                visible = session.commit(reserved.ticket, written, time.perf_counter() - began)
-    refused = reserved.reason
-    if len(written) < len(granted):
-        refused = "bad_values"
-    elif not all(visible):
-        refused = "commit"
-    return _Window(sum(visible), passed - len(granted), passed, refused)
+        stored, why = _fill(job, reserved, granted, first, began) if reserved.ticket else (0, "")
+    return _Window(stored, passed - len(granted), passed, why or reserved.reason)
 
 
-def _write(job: SaveJob, position: int, expires: int, memory: NDArray[np.uint8], offset: int) -> bool:
-    """Encode one block into its slot and put its header in front; False when the plan cannot represent it."""
-    scope = job.scope
-    spec, codec = scope.keyspace.spec, scope.codec
-    body = offset + scope.headers.nbytes
-    begins = codec.layers(position).tolist()
-    step = max(1, PIECE_NBYTES * spec.layers // begins[-1])
-    bodies, tokens = np.array([body], np.int64), np.array([position * spec.block_tokens - job.origin], np.int64)
-    positions = np.array([position], np.int64)
-    hasher = xxhash.xxh3_64()
-    for at in range(0, spec.layers, step):
-        layers = range(at, min(at + step, spec.layers))
-        if not codec.encode(job.view, tokens, memory, bodies, positions, layers)[0]:
-            return False
-        hasher.update(memory[body + begins[layers.start] : body + begins[layers.stop]].data)
-    key = job.chain.addresses[position][:32]
-    header = scope.headers.make(key, position, hasher.intdigest(), expires)
-    memory[offset:body] = np.frombuffer(header, np.uint8)
-    return True
+def _fill(job: SaveJob, reserved: Reserved, granted: Numbers, first: int, began: float) -> tuple[int, str]:
+    """Write the granted blocks and make them visible; how many are, and why not all."""
+    session = job.scope.session
+    written: list[int] = []
+    visible: list[bool] = []
+    why = ""
+    try:
+        places = reserved.grants["offset"][granted].astype(np.int64)
+        for done in _write(job, session.writable(), places, first + granted):
+            written.append(int(granted[done]))  # noqa: PERF401 - what was written before an error counts
+    except UsageError:
+        raise
+    except RuntimeError:  # a GPU that fails, or has no memory for what is on its way
+        why = "device_error"
+    finally:
+        visible = session.commit(reserved.ticket, written, time.perf_counter() - began)
+    if not why and len(written) < len(granted):
+        why = "bad_values"
+    return sum(visible), why or ("" if all(visible) else "commit")
+
+
+def _write(job: SaveJob, memory: NDArray[np.uint8], offsets: Numbers, positions: Numbers) -> Iterator[int]:
+    """Encode blocks into their slots, each with its header in front; which are there, until one cannot be stored."""
+    scope, chain = job.scope, job.chain
+    headers = scope.headers
+    expires = math.ceil(time.time() + scope.ttl) if scope.ttl else 0
+    nbytes = np.where(positions > 0, headers.body_nbytes(1), headers.body_nbytes(0))
+    checksums = job.source.encode(Bodies(memory, offsets + headers.nbytes, nbytes, positions))
+    for i, checksum in enumerate(checksums):
+        position, offset = int(positions[i]), int(offsets[i])
+        header = headers.make(chain.addresses[position][:32], position, checksum, expires)
+        memory[offset : offset + headers.nbytes] = np.frombuffer(header, np.uint8)
+        yield i

@@ -14,7 +14,7 @@ from kvtier.client.description import Description
 from kvtier.client.hit import Hit, MappedArena
 from kvtier.client.save import Saved, SaveJob, Saver, refuse
 from kvtier.client.scope import Chain, Scope, block_of, is_lifetime, whole
-from kvtier.codecs.view import KVView
+from kvtier.client.writing import source_of
 from kvtier.errors import ConfigError, SessionError, UsageError
 from kvtier.hierarchy.answers import Matched, Placement
 from kvtier.rpc.protocol import LONGEST_WAIT
@@ -130,12 +130,15 @@ class Space:
         """Store the whole blocks of a sequence, from token `start` on, in the background.
 
         `kv` is read after this returns: what it has of the tokens from `start` on must not change until the future is
-        done.
+        done. On a GPU, what is queued on the current stream now comes before that; what would change it may be queued
+        when the future is done, and not earlier.
 
         Args:
             token_ids: as for `chain`, or a `Chain`.
             kv: KV of the sequence from its token `origin` on: one tensor `[layers, 2, tokens, kv_heads, head_dim]`, or
-                one (k, v) pair a layer, `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer).
+                one (k, v) pair a layer, `[tokens, kv_heads, head_dim]` of any strides (MLA: one latent a layer); in CPU
+                memory or on a GPU (with the `gpu` extra), where it is encoded. A view (`KVView`, `DeviceView`) is taken
+                as it is.
             start: tokens that are not stored with this: what `Hit.load` returned.
             origin: the sequence's token that `kv` begins with; whole blocks, at most `start`.
             after: the hit that the first `start` tokens were loaded from.
@@ -148,16 +151,17 @@ class Space:
             hit verified, nothing is stored and it says `refused="unverified"`.
 
         Raises:
-            KVMismatch: `kv` is not of the keyspace's spec, or ends before `token_ids`.
+            KVMismatch: `kv` is not of the keyspace's spec, or ends before `token_ids`, or nothing here can encode it.
+            ConfigError: the plan cannot be encoded on a GPU (see `GpuCodec`), and `kv` is there.
             UsageError: `origin`, or a `start` that is vouched for, is not where a block begins, or `origin` lies behind
                 `start`.
         """
         chain = self.chain(token_ids, extra=extra)
-        view = KVView.of(kv, self.keyspace.spec)
         step = self.block_tokens
         first = block_of(origin, "origin", chain.tokens, step) * step
+        source = source_of(kv, self._scope.codec, first)
         start = block_of(start, "start", chain.tokens, step) * step if vouched else whole(start, "start")
-        return self._saver.submit(SaveJob(self._scope, chain, view, start, first, after, vouched))
+        return self._saver.submit(SaveJob(self._scope, chain, source, start, first, after, vouched))
 
     def refused(self, why: str) -> Future[Saved]:
         """A save that was refused before it began, counted."""

@@ -105,34 +105,36 @@ class KVView:
 
     @classmethod
     def _paged(cls, pools: Sequence[Any], pages: Any, spec: KVSpec, tokens: int | None) -> KVView:
-        # A copy: engines change their tables in place, and nobody looks at these numbers again.
-        given = np.asarray(pages)
-        if given.size and given.dtype.kind not in "iu":
-            raise KVMismatch(f"the pages are {given.dtype}; pass integers, the sequence's row of the block table")
-        table = np.ascontiguousarray(given, np.int64).copy()
         flat = [tuple(_first_page(part) for part in ((pool,) if spec.mla else pool)) for pool in pools]
         view = cls.of([layer[0] if spec.mla else layer for layer in flat], spec)
         whole = [[_own(part) for part in ((pool,) if spec.mla else pool)] for pool in pools]
         sizes = {tuple(part.shape[:2]) for layer in whole for part in layer}
-        if table.ndim != 1:
-            raise KVMismatch(f"pages has the shape {list(table.shape)}; pass one row of the block table")
         if len(sizes) != 1:
             raise KVMismatch(f"the layers' pools have {sorted(sizes)} pages and tokens in one; all must have the same")
         (count, page_tokens) = sizes.pop()
-        held = len(table) * page_tokens if tokens is None else tokens
-        if not 0 <= held <= len(table) * page_tokens:
-            raise KVMismatch(f"{len(table)} pages of {page_tokens} tokens do not hold {held} tokens")
-        outside = table[(table < 0) | (table >= count)]
-        if outside.size:
-            raise KVMismatch(f"page {int(outside[0])} is not one of the pool's {count}")
         strides = view.strides.copy()
         strides[:, :, 3] = [[_stride(part) for part in layer] for layer in whole]
+        writable = view.writable and (count == 1 or bool(strides[:, :, 3].all()))
+        pool = replace(view, strides=strides, tokens=0, writable=writable, owner=whole, page_tokens=page_tokens)
+        return pool.at(pages, tokens=tokens)
+
+    def at(self, pages: Any, *, tokens: int | None = None) -> KVView:
+        """Look at another sequence in the same pools, without looking at these again; arguments as for `paged`.
+
+        Raises:
+            KVMismatch: a page that the pool has not, or too few of them; or this is no view of a pool.
+        """
+        if not self.page_tokens:
+            raise KVMismatch("this view is not of a paged pool; make one with KVView.paged")
+        given = np.asarray(pages)
+        if given.size and given.dtype.kind not in "iu":
+            raise KVMismatch(f"the pages are {given.dtype}; pass integers, the sequence's row of the block table")
+        # A copy: engines change their tables in place, and nobody looks at these numbers again.
+        table = np.ascontiguousarray(given, np.int64).copy()
+        held = held_by(table, self.owner[0][0].shape[0], self.page_tokens, tokens)
         # A page that stands twice in the table, as one does that fills up its row, cannot hold both of its parts.
         alone = len(set(table.tolist())) == len(table)
-        writable = view.writable and alone and (count == 1 or bool(strides[:, :, 3].all()))
-        return replace(
-            view, strides=strides, tokens=held, writable=writable, owner=whole, pages=table, page_tokens=page_tokens
-        )
+        return replace(self, tokens=held, writable=self.writable and alone, pages=table)
 
     @property
     def dtype(self) -> str:
@@ -145,6 +147,23 @@ class KVView:
             raise KVMismatch(
                 "kv is read-only, or elements or pages of it share memory; pass what can be written to, each place once"
             )
+
+
+def held_by(pages: NDArray[np.int64], count: int, page_tokens: int, tokens: int | None) -> int:
+    """How many tokens a sequence has whose pages these are: `tokens`, or as many as they hold.
+
+    Raises:
+        KVMismatch: they do not hold so many, or one of them is not one of the pool's `count`.
+    """
+    if pages.ndim != 1:
+        raise KVMismatch(f"pages has the shape {list(pages.shape)}; pass one row of the block table")
+    held = len(pages) * page_tokens if tokens is None else tokens
+    if not 0 <= held <= len(pages) * page_tokens:
+        raise KVMismatch(f"{len(pages)} pages of {page_tokens} tokens do not hold {held} tokens")
+    outside = pages[(pages < 0) | (pages >= count)]
+    if outside.size:
+        raise KVMismatch(f"page {int(outside[0])} is not one of the pool's {count}")
+    return held
 
 
 def _own(part: Any) -> Any:

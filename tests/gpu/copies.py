@@ -1,9 +1,10 @@
-"""How fast the GPU tier copies each way, and loads out of its memory, on a device.
+"""How fast the GPU tier copies each way, loads out of its memory, and saves, on a device.
 
 One JSON line a figure. `gpu.h2d` and `gpu.d2h` are the speed of the tier's write and read over that of one copy of as
 much pinned memory in the same run; `gpu.both` is the time of a write and a read one after the other over that of both
 at once. `gpu.load.PLAN` is the time of a copy of the loaded KV on the device over that of `Hit.load` out of the tier's
-memory, match and release included.
+memory, match and release included. `gpu.save.PLAN` is the time of one copy of the encoded bytes into pinned memory over
+that of `Space.save`, hashing and the copy into slots included; `call_ms` is what the engine's thread waits for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 import kvtier
 from kvtier.block import PAGE
 from kvtier.codecs.gpu import DeviceView
+from kvtier.codecs.registry import codec_for
 from kvtier.memory.arena import Arena
 from kvtier.memory.filling import STEP
 from kvtier.memory.pinning import Pinner
@@ -129,6 +131,34 @@ def loads(plan: str) -> None:
         say(f"gpu.load.{plan}", copied / took, unit, ms=round(took * 1e3, 3), kv_gb_per_s=round(nbytes / took / 1e9, 1))
 
 
+def saves(plan: str) -> None:
+    tokens = BLOCKS * SPEC.block_tokens
+    source = torch.randn(SPEC.layers, 2, tokens, SPEC.kv_heads, SPEC.head_dim, dtype=torch.bfloat16, device=DEVICE)
+    view = DeviceView.of(source, SPEC)
+    with kvtier.open({"cpu": {"capacity": "1GiB"}}) as cache:
+        space = cache.keyspace(SPEC, model="m", revision="1", plan=plan)
+        chain = space.chain(range(tokens))
+        nbytes = len(chain.addresses) * codec_for(plan, SPEC).nbytes(1)
+        calls = []
+
+        def save() -> None:
+            space.evict(chain)
+            began = time.perf_counter()
+            done = space.save(chain, view)
+            calls.append(time.perf_counter() - began)
+            if done.result(60.0).blocks != BLOCKS:
+                raise RuntimeError("the save was refused")
+
+        save()
+        took = seconds(save)
+        there = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+        here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        copied = seconds(lambda: here.copy_(there, non_blocking=True))
+        more = {"ms": round(took * 1e3, 3), "call_ms": round(statistics.median(calls) * 1e3, 3)}
+        unit = "of the speed of one copy into pinned memory"
+        say(f"gpu.save.{plan}", copied / took, unit, gb_per_s=round(nbytes / took / 1e9, 1), **more)
+
+
 def main() -> None:
     torch.manual_seed(0)
     arena = Arena.private(1 << 30)
@@ -140,6 +170,7 @@ def main() -> None:
         copies(arena, name, nbytes, count)
     for plan in ("raw", "int8", "int4"):
         loads(plan)
+        saves(plan)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The GPU on hardware: the laws of the codec, of the GPU tier and of its memory in two processes; then how fast they are
-# against copies of as much, as JSON lines, one a figure.
+# The GPU on hardware: the laws of the codec, of saves, of the GPU tier and of its memory in two processes; then how fast
+# they are against copies of as much, as JSON lines, one a figure.
 #
 # Needs: a CUDA device with 4 GiB free (compute capability 8.0 or later: bfloat16), and a Python that has kvtier with its
 # extras gpu and dev, a CUDA build of torch and the triton that this torch asks for. ROCm may work and was never tried.
@@ -9,7 +9,7 @@
 #   tests/gpu/run.sh                    PYTHON=python3 tests/gpu/run.sh
 #   tests/gpu/run.sh laws               only the laws
 #   tests/gpu/run.sh speed [PLAN ...]   only the codec's times
-#   tests/gpu/run.sh copies             only those of the tier and of loads out of its memory
+#   tests/gpu/run.sh copies             only those of the tier, of loads out of its memory and of saves
 set -eu
 cd "$(dirname "$0")/../.."
 unset TRITON_INTERPRET

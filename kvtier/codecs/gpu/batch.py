@@ -86,6 +86,7 @@ def batch(
         if ((offsets + memory.data_ptr()) % ALIGN).any():
             raise UsageError(f"on a GPU bodies must begin at multiples of {ALIGN} bytes")
     numbers = torch.from_numpy(np.stack([tokens, offsets, positions != 0])).to(device)
+    kv.keep()
     return Batch(memory, numbers, tokens.size, kv, layers, bool((positions == 0).any()))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kvtier.codecs.gpu.traits import Seen
+from kvtier.codecs.view import held_by
 from kvtier.errors import KVMismatch
 from kvtier.spec import KVSpec
 
@@ -64,7 +66,7 @@ class DeviceView:
                 raise KVMismatch(f"the view was made for {kv.spec}; here is {spec}")
             return kv
         parts = [[part[None] for part in _parts(layer, spec, 3)] for layer in _layers(kv, spec)]
-        return cls._of(parts, None, spec, None)
+        return cls._of(parts, spec, paged=False)
 
     @classmethod
     def paged(cls, pools: Sequence[Any], pages: Any, spec: KVSpec, *, tokens: int | None = None) -> DeviceView:
@@ -83,47 +85,61 @@ class DeviceView:
             KVMismatch: another shape or dtype than the spec says, tensors on several devices, or a page that the pool
                 has not.
         """
-        table = pages.detach().cpu().numpy() if isinstance(pages, torch.Tensor) else pages
         parts = [_parts(layer, spec, 4) for layer in _layers(pools, spec)]
+        return cls._of(parts, spec, paged=True).at(pages, tokens=tokens)
+
+    def at(self, pages: Any, *, tokens: int | None = None) -> DeviceView:
+        """Look at another sequence in the same pools; the same as `KVView.at`."""
+        if not self.seen.page_tokens:
+            raise KVMismatch("this view is not of a paged pool; make one with DeviceView.paged")
         # A copy: engines change their tables in place, and nobody looks at these numbers again.
-        return cls._of(parts, np.array(table, np.int64), spec, tokens)
+        table = np.array(pages.detach().cpu().numpy() if isinstance(pages, torch.Tensor) else pages, np.int64)
+        held = held_by(table, self.owner[0][0].shape[0], self.seen.page_tokens, tokens)
+        alone = len(set(table.tolist())) == len(table)
+        pages = _upload(torch.from_numpy(table), self.device)
+        return replace(self, pages=pages, tokens=held, writable=self.writable and alone)
 
     @classmethod
-    def _of(cls, parts: list[list[Any]], pages: Any, spec: KVSpec, tokens: int | None) -> DeviceView:
+    def _of(cls, parts: list[list[Any]], spec: KVSpec, *, paged: bool) -> DeviceView:
         flat = [part for layer in parts for part in layer]
         sizes, devices = {tuple(part.shape[:2]) for part in flat}, {part.device for part in flat}
         if len(sizes) != 1 or len(devices) != 1:
             raise KVMismatch(f"the layers have {sorted(sizes)} pages and tokens on {devices}; all must have the same")
-        (count, page_tokens), device = sizes.pop(), devices.pop()
+        (_, page_tokens), device = sizes.pop(), devices.pop()
         if (device.type == "cpu") != INTERPRETED:
             raise KVMismatch(f"kv is on {device}; pass tensors on the GPU, or take KVView for CPU memory")
-        held = page_tokens if pages is None else _held(pages, count, page_tokens, tokens)
         by = [[_stride(part, axis) for axis in (1, 2, 3, 0)] for part in flat]
         table = torch.tensor([[part.data_ptr(), *steps] for part, steps in zip(flat, by, strict=True)])
         element, word = _TYPES[spec.dtype]
         known = [part.data_ptr() for part in flat] + [s * spec.itemsize for b in by for s in (b[0], b[1], b[3])]
         return cls(
-            table.view(spec.layers, -1, 5).to(device),
-            torch.from_numpy(np.zeros(1, np.int64) if pages is None else pages).to(device),
+            _upload(table.view(spec.layers, -1, 5), device),
+            _upload(torch.zeros(1, dtype=torch.int64), device),
             Seen(
                 element=element,
                 word=word,
                 nbytes=math.gcd(16, *known),
                 dense=all(b[2] in (0, 1) for b in by),
-                page_tokens=0 if pages is None else page_tokens,
+                page_tokens=page_tokens if paged else 0,
                 native=not INTERPRETED,
             ),
-            held,
+            0 if paged else page_tokens,
             spec,
             device,
             all(_own_elements(part) for part in flat),
             parts,
         )
 
+    def keep(self) -> None:
+        """Keep the tables for work that is about to be queued on the current stream, though the view be dropped."""
+        if self.device.type == "cuda":
+            for table in (self.table, self.pages):  # they are of the stream that they came on
+                table.record_stream(torch.cuda.current_stream(self.device))
+
     def require_writable(self) -> None:
         """Raise `KVMismatch` unless blocks may be decoded into it."""
         if not self.writable:
-            raise KVMismatch("kv's elements share memory; pass a tensor that has all of them to load into")
+            raise KVMismatch("elements or pages of kv share memory; pass what has each of them once to load into")
 
 
 def _layers(kv: Any, spec: KVSpec) -> list[Any]:
@@ -153,16 +169,17 @@ def _parts(layer: Any, spec: KVSpec, ndim: int) -> list[Any]:
     return [part.detach() for part in parts]
 
 
-def _held(pages: Any, count: int, page_tokens: int, tokens: int | None) -> int:
-    if pages.ndim != 1:
-        raise KVMismatch(f"pages has the shape {list(pages.shape)}; pass one row of the block table")
-    held = len(pages) * page_tokens if tokens is None else tokens
-    if not 0 <= held <= len(pages) * page_tokens:
-        raise KVMismatch(f"{len(pages)} pages of {page_tokens} tokens do not hold {held} tokens")
-    outside = pages[(pages < 0) | (pages >= count)]
-    if outside.size:
-        raise KVMismatch(f"page {int(outside[0])} is not one of the pool's {count}")
-    return held
+def _upload(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, which is there when this returns; what is queued there is not waited for."""
+    if device.type != "cuda":
+        return numbers.to(device)
+    with torch.cuda.stream(_uploads(device)):
+        return numbers.to(device)
+
+
+@cache
+def _uploads(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _stride(part: Any, axis: int) -> int:

@@ -227,3 +227,19 @@ def test_tokens_heads_or_elements_that_overlap_cannot_be_loaded_into(strides):
     assert not KVView.of([(array, array)] * 2, SPEC).writable
     apart = torch.as_strided(buffer, (6, 3, 8), (8, 48, 1))
     assert KVView.of([(apart, apart)] * 2, SPEC).writable
+
+
+def test_another_sequence_of_the_same_pools_is_another_view():
+    pools = [(torch.zeros(9, 4, 3, 8), torch.zeros(9, 4, 3, 8))] * 2
+    empty = KVView.paged(pools, [], SPEC)
+    assert (empty.tokens, empty.writable) == (0, True)
+    for pages, tokens in (([3, 1], None), ([8], 2), ([2, 2], None)):
+        there, want = empty.at(pages, tokens=tokens), KVView.paged(pools, pages, SPEC, tokens=tokens)
+        assert there.tokens == want.tokens
+        assert there.writable == want.writable
+        for name in ("addresses", "strides", "pages"):
+            assert np.array_equal(getattr(there, name), getattr(want, name))
+    with pytest.raises(KVMismatch, match="page 9 is not one of the pool's 9"):
+        empty.at([9])
+    with pytest.raises(KVMismatch, match="paged pool"):
+        KVView.of([(torch.zeros(6, 3, 8),) * 2] * 2, SPEC).at([0])
