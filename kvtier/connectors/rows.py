@@ -30,6 +30,7 @@ from kvtier.client.cache import Cache
 from kvtier.client.hit import Hit
 from kvtier.client.save import Saved
 from kvtier.client.scope import Chain
+from kvtier.codecs.registry import codec_for
 from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, UsageError
 from kvtier.spec import KVSpec
@@ -86,6 +87,14 @@ class RowMemory:
         begins, steps = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
         return cls(begins, steps, each, count, owner)
 
+    @classmethod
+    def apart(cls, addresses: Sequence[int], nbytes: int, owner: Any) -> tuple[RowMemory, NDArray[np.int64]]:
+        """Rows that lie anywhere, each in one piece: memory that has a row at every byte, and which these are."""
+        begins = np.array(addresses, np.int64)
+        first = begins.min()
+        table = begins - first
+        return cls(first.reshape(1), np.ones(1, np.int64), nbytes, int(table.max()) + 1, owner), table
+
     def spec(self, tokens: int) -> KVSpec:
         """Of rows like these, each of which has the KV of so many tokens, as far as bytes can be told apart by token.
 
@@ -97,6 +106,16 @@ class RowMemory:
         step = math.gcd(self.piece_nbytes // 2, tokens)
         width = self.piece_nbytes // 2 // step
         return KVSpec(len(self.pieces), 1, width, "float16", block_tokens=step, mla=True)
+
+    def prepare(self, tokens: int) -> KVSpec:
+        """The spec, once its kernels are compiled: where no cache of them is that takes long, and no request should.
+
+        Raises:
+            ConfigError: see `spec`.
+        """
+        spec = self.spec(tokens)
+        codec_for("raw", spec)
+        return spec
 
     def view(self, spec: KVSpec, rows: Any) -> KVView:
         """These rows, in this order, as KV of a sequence.
