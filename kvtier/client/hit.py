@@ -106,6 +106,20 @@ class Hit:
         step = self._scope.keyspace.spec.block_tokens
         return {TierNumber(int(n)).name.lower(): int(c) * step for n, c in zip(numbers, counts, strict=True)}
 
+    @property
+    def served(self) -> NDArray[np.uint8]:
+        """For each block that is there the number of the tier that served it."""
+        return self._tiers
+
+    def gather(self) -> int:
+        """Wait, as long as this hit may, for what is on its way, without loading; how many tokens are leased then."""
+        while self._more():
+            pass
+        self._slots, self._inside = self._matched.slots, self._matched.inside
+        self._tiers = self._tiers[: len(self._slots)]
+        self.tokens = len(self._slots) * self._scope.keyspace.spec.block_tokens
+        return self.tokens
+
     def close(self) -> None:
         """Give the lease back; idempotent."""
         if not self._closed:

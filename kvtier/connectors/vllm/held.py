@@ -1,0 +1,48 @@
+"""Pages that must stay as they are until they are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+LARGEST_SHARE = 4
+"""Of the engine's pages one in so many may be held."""
+
+
+class HeldPages:
+    """References to vLLM's pages, beside those of its requests.
+
+    A page with a reference is not given to anybody else, whatever becomes of its request: it ends, is aborted or
+    preempted. Used in the scheduler's thread only.
+
+    Args:
+        pool: vLLM's `BlockPool`.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._held: dict[int, list[Any]] = {}
+        self._pages = 0
+
+    def __len__(self) -> int:
+        """How many saves hold pages."""
+        return len(self._held)
+
+    def room(self, pages: int) -> bool:
+        """Whether so many more may be held."""
+        return self._pages + pages <= int(self._pool.num_gpu_blocks) // LARGEST_SHARE
+
+    def hold(self, number: int, pages: Iterable[int]) -> None:
+        """Keep pages for a save; the null page, which nobody owns, is left out."""
+        blocks = [self._pool.blocks[page] for page in pages]
+        blocks = [block for block in blocks if not block.is_null]
+        self._pool.touch(blocks)
+        self._held[number] = blocks
+        self._pages += len(blocks)
+
+    def release(self, number: int) -> None:
+        """Let the pages of a save go."""
+        blocks = self._held.pop(number)
+        self._pages -= len(blocks)
+        # The last ones first: vLLM gives away first what is freed first, and a prefix is of use without its end.
+        self._pool.free_blocks(reversed(blocks))

@@ -1,0 +1,56 @@
+"""One request, as the scheduler's side knows it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from kvtier.connectors.vllm.lookup import Found
+from kvtier.connectors.vllm.messages import Recipe
+
+
+class Sequence:
+    """Which blocks of a request are stored, and what it was promised.
+
+    Attributes:
+        request: vLLM's.
+        lora: name and path of its LoRA.
+        recipe: its keyspace; None while that is not known, and when nothing of it may be stored.
+        keys: of its blocks, as far as they were hashed.
+        stored: leading blocks that are stored, or on their way there.
+        lookup: the lookup that is under way, or whose answer was not used yet.
+        asked: when that began.
+        found: what is leased for it.
+        local: tokens that the engine itself had when it was last promised something.
+        loading: whether the workers are loading what it was promised.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        adapter = request.lora_request
+        self.lora: tuple[str, str] | None = None if adapter is None else (adapter.lora_name, adapter.lora_path)
+        self.recipe: Recipe | None = None
+        self.keys: list[bytes] = []
+        self.stored = 0
+        self.lookup: Future[Found] | None = None
+        self.asked = 0.0
+        self.found: Found | None = None
+        self.local = 0
+        self.loading = False
+
+    def take(self, found: Found, block_tokens: int) -> None:
+        """Take what a lookup found."""
+        self.lookup, self.found = None, found
+        if found.recipe is not None:
+            if found.recipe != self.recipe or len(found.keys) > len(self.keys):
+                self.recipe, self.keys = found.recipe, list(found.keys)
+            self.stored = found.tokens // block_tokens
+
+    def let_go(self) -> None:
+        """Give back what is leased, or will be."""
+        lookup, self.lookup = self.lookup, None
+        if lookup is not None and not lookup.cancel():
+            lookup.add_done_callback(lambda done: done.result().close())
+        found, self.found = self.found, None
+        if found is not None:
+            found.close()
