@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from benchmarks.quality.stored import KV
 from benchmarks.quality.texts import Text
 from benchmarks.quality.unusable import Unusable
-from kvtier.connectors.transformers.prefix import cache_argument, forward_parameters
+from kvtier.connectors.transformers.forward import cache_argument, forward_parameters
 
 
 @dataclass(frozen=True)

@@ -12,42 +12,19 @@ from kvtier.errors import ConfigError, KVMismatch, SessionUnavailable, Unsupport
 
 transformers = pytest.importorskip("transformers")
 
-from kvtier.connectors.transformers import generate, prefill, space_for, spec_for  # noqa: E402
+from kvtier.connectors.transformers import generate, prefill, spec_for  # noqa: E402
+from tests.transformers_fixture import BLOCK, make, space_of  # noqa: E402
 
-BLOCK = 16
 DOCUMENT = torch.arange(7, 7 + 5 * BLOCK)[None] * 13 % 500
 QUESTION = torch.arange(3, 24)[None] * 29 % 500
 PROMPT = torch.cat([DOCUMENT, QUESTION], dim=1)
-SHAPE = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "eos_token_id": None,
-    "bos_token_id": None,
-}
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
-
-
-def make(kind: str = "Llama", dtype: torch.dtype = torch.float32, **changes):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SHAPE | {"num_key_value_heads": 2} | changes)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).eval()
 
 
 @pytest.fixture
 def cache() -> Iterator[kvtier.Cache]:
     with kvtier.open({"cpu": {"capacity": "16MiB"}}) as opened:
         yield opened
-
-
-def space_of(cache, model, **parts):
-    return space_for(cache, model, model_name="tiny", revision="0", block_tokens=BLOCK, **parts)
 
 
 @torch.no_grad()
@@ -144,12 +121,13 @@ def test_what_is_saved_does_not_change_while_generation_goes_on(cache, monkeypat
     monkeypatch.setattr(space, "save", lambda ids, kv, **more: (kept.append(kv), save(ids, kv, **more))[1])
     generate(model, PROMPT, space, **GREEDY)
     _, theirs = computed(model, PROMPT)
+    whole = PROMPT.shape[1] // BLOCK * BLOCK
     for (keys, values), layer in zip(kept[0], theirs.layers, strict=True):
-        assert torch.equal(keys, layer.keys[0].transpose(0, 1))
-        assert torch.equal(values, layer.values[0].transpose(0, 1))
+        assert torch.equal(keys, layer.keys[0].transpose(0, 1)[:whole])
+        assert torch.equal(values, layer.values[0].transpose(0, 1)[:whole])
 
 
-def test_what_was_computed_on_unverified_kv_is_not_saved(cache, monkeypatch):
+def test_only_what_was_verified_is_used(cache, monkeypatch):
     model = make()
     space = space_of(cache, model)
     store(model, space)
@@ -161,7 +139,9 @@ def test_what_was_computed_on_unverified_kv_is_not_saved(cache, monkeypatch):
 
     load = kvtier.Hit.load
     monkeypatch.setattr(kvtier.Hit, "load", load_and_lose)
-    assert prefill(model, PROMPT, space).saved.result().refused == "unverified"
+    result = prefill(model, PROMPT, space)
+    assert (result.loaded, result.computed) == (BLOCK, PROMPT.shape[1] - BLOCK)
+    assert result.saved.result().refused == ""
 
 
 def test_a_prefix_that_is_lost_while_it_is_read_is_computed(cache, monkeypatch):
@@ -360,19 +340,6 @@ def test_a_generation_config_that_bypasses_the_cache_is_refused(cache):
         setattr(model.generation_config, name, value)
         with pytest.raises(UsageError, match=name):
             generate(model, PROMPT, space_of(cache, model), **GREEDY)
-
-
-def test_a_cache_that_holds_more_than_the_sequence_is_not_saved(cache):
-    model = make()
-    space = space_of(cache, model)
-    prefix = prefill(model, PROMPT, space, save=False)
-    again = torch.cat([PROMPT, PROMPT], dim=1)
-    from kvtier.connectors.transformers.prefix import load_prefix
-
-    loaded = load_prefix(model, PROMPT, space, wait=0.0)
-    loaded.cache.layers[:] = prefix.cache.layers
-    assert loaded.save(again[0]).result().refused == "kv_mismatch"
-    assert cache.counters["save_kv_mismatch"] == 1
 
 
 def test_another_adapter_in_use_needs_another_space(cache):

@@ -1,26 +1,34 @@
-"""kvtier for models of Hugging Face transformers, one sequence at a time.
+"""kvtier for models of Hugging Face transformers.
 
     storable   which models can be stored; what must be part of the name of their keyspace
-    prefix     the longest stored prefix of a prompt in a DynamicCache; saving what was computed beyond it
-    prefill    prefill(): the KV of a whole prompt and the logits of its last token
-    generate   generate(): model.generate() on top of a loaded prefix
+    cache      KVTierCache: a conversation, or a batch of prompts, that is loaded and saved as it grows
+    forward    what a model's forward is called with: caches hear of it
+    record     from that: the tokens that the KV in a cache was computed from
+    blocks     saving them as they become whole
+    prompts    prompts padded on the left
+    prefix     the longest stored prefixes of some prompts, put into a cache's layers
+    generate   generate(): model.generate() of one sequence
+    prefill    prefill(): the KV of one prompt and the logits of its last token
 
->>> cache = kvtier.connect()
->>> space = space_for(cache, model, model_name="SmolLM2-135M-Instruct", revision="q4_1")
->>> result = generate(model, input_ids, space, max_new_tokens=64)
->>> result.tokens, result.loaded, result.computed
+>>> space = space_for(kvtier.connect(), model, model_name="SmolLM2-135M-Instruct", revision="q4_1")
+>>> chat = KVTierCache(model, space)
+>>> model.generate(**chat.turn(input_ids), max_new_tokens=64)
 
-A prefix is decoded straight into the tensors of the cache's layers, `[1, kv_heads, tokens, head_dim]`, seen as
+A prefix is decoded straight into the tensors of the cache's layers, `[rows, kv_heads, tokens, head_dim]`, seen as
 `[tokens, kv_heads, head_dim]` (a model on a GPU: through CPU memory). The last token is always computed, because its
-logits are wanted. What was computed is saved in the background from views of the cache's own tensors: a DynamicCache
-grows by concatenation into new ones, so generation goes on without touching what is being saved.
+logits are wanted. What is saved are views of the cache's own tensors, or copies of a few tokens: a DynamicCache grows
+by concatenation into new ones, so generation goes on without touching what is being saved.
+
+Rows of a batch are loaded to different lengths, and a cache has one. Where they meet is chosen so that least is
+computed: a row that is behind is computed alone up to there, without padding, what is loaded beyond is computed again.
 
 Whatever fails on kvtier's side, the model computes the prompt as it would without. What raises is a model whose KV
 cannot be stored (`UnsupportedKV`, before anything runs) or a call that cannot be right (`UsageError`).
 """
 
+from kvtier.connectors.transformers.cache import KVTierCache, Start
 from kvtier.connectors.transformers.generate import Generated, generate
 from kvtier.connectors.transformers.prefill import Prefilled, prefill
 from kvtier.connectors.transformers.storable import space_for, spec_for
 
-__all__ = ["Generated", "Prefilled", "generate", "prefill", "space_for", "spec_for"]
+__all__ = ["Generated", "KVTierCache", "Prefilled", "Start", "generate", "prefill", "space_for", "spec_for"]

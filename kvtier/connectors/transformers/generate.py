@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig
 
 from kvtier.client.save import Saved
 from kvtier.client.space import Space
-from kvtier.connectors.transformers.prefill import report
-from kvtier.connectors.transformers.prefix import cache_argument, load_prefix
+from kvtier.connectors.transformers.cache import KVTierCache
+from kvtier.connectors.transformers.prompts import one_sequence
 from kvtier.errors import UsageError
 
 HARMLESS = frozenset(
@@ -53,12 +52,12 @@ class Generated:
         loaded: tokens of the prompt that came from kvtier.
         computed: tokens of the prompt that the model computed.
         tiers: loaded tokens by the tier that served them.
-        saved: what became of the last save, which holds prompt and answer; None when none was asked for.
+        saved: what became of the blocks of prompt and answer; None when none was to be saved.
     """
 
     sequence: torch.Tensor
     tokens: torch.Tensor
-    cache: DynamicCache
+    cache: KVTierCache
     loaded: int
     computed: int
     tiers: Mapping[str, int]
@@ -77,8 +76,8 @@ def generate(
 ) -> Generated:
     """Generate as `model.generate` does, with the longest stored prefix of the prompt loaded instead of computed.
 
-    The prompt is saved as soon as it is computed, the answer when it is complete, both in the background: the next turn
-    of a conversation finds them.
+    What is computed is saved in the background, each block as soon as it is whole: the next turn of a conversation
+    finds it. A `KVTierCache` does the same for conversations and batches.
 
     Args:
         model: as for `prefill`.
@@ -94,47 +93,19 @@ def generate(
         UsageError: as for `prefill`; or an argument that would change the KV or make several sequences.
     """
     _check(model, kwargs)
-    prefix = load_prefix(model, input_ids, space, wait=wait, attention_mask=attention_mask)
-    began = time.perf_counter()
-
-    def prefilled(logits: torch.Tensor) -> None:
-        report(prefix, began, logits)
-        if save:
-            prefix.save()
-
-    asked = kwargs.pop("logits_processor", None) or []
-    kwargs["logits_processor"] = LogitsProcessorList([*asked, _WhenPrefilled(prefilled)])
-    sequence = model.generate(
-        prefix.ids,
-        attention_mask=torch.ones_like(prefix.ids),
-        **{cache_argument(model): prefix.cache},
-        **kwargs | {"return_dict_in_generate": False},
-    )[0]
-    prompt = prefix.ids.shape[1]
-    # The last token was chosen, not computed; a cache that holds anything else is not saved.
-    held = sequence[: len(sequence) - 1]
+    cache = KVTierCache(model, space, wait=wait, save=save)
+    turn = cache.turn(one_sequence(input_ids, attention_mask))
+    (start,) = cache.starts
+    sequence = model.generate(**turn, **kwargs | {"return_dict_in_generate": False})[0]
     return Generated(
         sequence,
-        sequence[prompt:],
-        prefix.cache,
-        prefix.loaded,
-        prompt - prefix.loaded,
-        prefix.tiers,
-        prefix.save(held) if save else None,
+        sequence[start.tokens :],
+        cache,
+        start.loaded,
+        start.computed,
+        start.tiers,
+        cache.saved() if save else None,
     )
-
-
-class _WhenPrefilled(LogitsProcessor):
-    """Calls once with the first logits: then the cache holds the whole prompt."""
-
-    def __init__(self, call: Callable[[torch.Tensor], object]) -> None:
-        self._call: Callable[[torch.Tensor], object] | None = call
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        call, self._call = self._call, None
-        if call is not None:
-            call(scores)
-        return scores
 
 
 def _check(model: Any, kwargs: Mapping[str, Any]) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from kvtier.client.save import Saved
 from kvtier.client.space import Space
-from kvtier.connectors.transformers.prefix import Prefix, cache_argument, forward_parameters, load_prefix
+from kvtier.connectors.transformers.cache import KVTierCache
+from kvtier.connectors.transformers.forward import cache_argument, forward_parameters
+from kvtier.connectors.transformers.prompts import one_sequence
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Prefilled:
         saved: what became of the save; None when none was asked for.
     """
 
-    cache: DynamicCache
+    cache: KVTierCache
     logits: torch.Tensor
     loaded: int
     computed: int
@@ -61,32 +61,12 @@ def prefill(
         UnsupportedKV: the model's KV cannot be stored.
         UsageError: not one sequence, a mask with zeros, or a space made for another model.
     """
-    prefix = load_prefix(model, input_ids, space, wait=wait, attention_mask=attention_mask)
-    options: dict[str, Any] = {cache_argument(model): prefix.cache, "use_cache": True}
+    cache = KVTierCache(model, space, wait=wait, save=save)
+    turn = cache.turn(one_sequence(input_ids, attention_mask))
+    (start,) = cache.starts
+    options: dict[str, Any] = {cache_argument(model): cache, "use_cache": True}
     if "logits_to_keep" in forward_parameters(model):
         options["logits_to_keep"] = 1
-    began = time.perf_counter()
-    out = model(input_ids=prefix.ids[:, prefix.loaded :], **options)
-    logits = out.logits[0, -1]
-    report(prefix, began, logits)
-    return Prefilled(
-        prefix.cache,
-        logits,
-        prefix.loaded,
-        prefix.ids.shape[1] - prefix.loaded,
-        prefix.tiers,
-        prefix.save() if save else None,
-    )
-
-
-def report(prefix: Prefix, began: float, logits: torch.Tensor) -> None:
-    """Tell the space how long the rest of a prompt took, now that its first logits are there.
-
-    Args:
-        prefix: what was loaded of the prompt.
-        began: when the model was called, on `time.perf_counter`.
-        logits: of the prompt's last token; the next token needs them at once, so they may as well be waited for.
-    """
-    if logits.is_cuda:
-        torch.cuda.synchronize(logits.device)
-    prefix.space.computed(prefix.ids.shape[1] - prefix.loaded, time.perf_counter() - began)
+    out = model(input_ids=turn["input_ids"][:, start.loaded :], **options)
+    saved = cache.saved() if save else None
+    return Prefilled(cache, out.logits[0, -1], start.loaded, start.computed, start.tiers, saved)
