@@ -1,6 +1,6 @@
 #!/bin/sh
-# The GPU on hardware: the laws of the codec, of saves and pools, of the GPU tier and of its memory in two processes; then
-# how fast they are against copies of as much, as JSON lines, one a figure.
+# The GPU on hardware: the laws of the codec, of saves and pools, of the GPU tier and of its memory in two processes;
+# then how fast they are against copies of as much, as JSON lines, one a figure.
 #
 # Needs: a CUDA device with 4 GiB free (compute capability 8.0 or later: bfloat16), and a Python that has kvtier with its
 # extras gpu and dev, a CUDA build of torch and the triton that this torch asks for. ROCm may work and was never tried.
