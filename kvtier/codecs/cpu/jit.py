@@ -17,10 +17,11 @@ def cache_folder() -> Path | None:
     """Choose the first folder that can be written, or None.
 
     `NUMBA_CACHE_DIR` if it is set, else beside this package, else `XDG_CACHE_HOME/kvtier/numba`. Below it, a folder of
-    these sources' own, so that kernels of another version are never picked up.
+    these sources' and this numba's own, so that kernels of another version are never picked up.
     """
-    # numba looks at the time stamp of one file; here are the bytes of all that the machine code depends on.
-    digest = hashlib.sha256()
+    # numba looks at the time stamp of one file; here are the bytes of all that the machine code depends on. Releases of
+    # numba overwrite each other's kernels, which an engine's environment and kvtier's own would do at every start.
+    digest = hashlib.sha256(numba.__version__.encode())
     package = Path(__file__).parent
     for source in [*sorted(package.glob("*.py")), package.with_name("layout.py"), package.with_name("codebook.py")]:
         digest.update(source.read_bytes())

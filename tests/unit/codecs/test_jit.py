@@ -64,3 +64,9 @@ def test_where_nothing_can_be_written_kernels_are_compiled_and_not_kept(monkeypa
 
     assert twice(21) == 42
     assert twice.stats.cache_path is None
+
+
+def test_two_releases_of_numba_keep_their_kernels_apart(monkeypatch) -> None:
+    mine = jit.cache_folder()
+    monkeypatch.setattr(jit.numba, "__version__", "0.0.1")
+    assert jit.cache_folder() != mine
