@@ -148,13 +148,13 @@ class KVTierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._side.done(answer.outcome if isinstance(answer, WorkerMetadata) else None)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._side.ended(request, block_ids)
-        return False, None
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished(request, block_ids[0])
+        self._side.ended(request, block_ids)
+        return False, None
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.pending
@@ -188,6 +188,11 @@ class KVTierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not step.computes:  # of such steps vLLM 0.30 does not call `wait_for_save`
             self._rank_side.finish(step)
         return None, self._rank_side.received() or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving = self._rank_side.failed()
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._rank_side.bad_pages()

@@ -32,10 +32,14 @@ class HeldPages:
         """Whether so many more may be held."""
         return self._pages + pages <= int(self._pool.num_gpu_blocks) // LARGEST_SHARE
 
+    @property
+    def null(self) -> int:
+        """The page that stands for none."""
+        return int(self._pool.null_block.block_id)
+
     def hold(self, number: int, pages: Iterable[int]) -> None:
-        """Keep pages for a save; the null page, which nobody owns, is left out."""
+        """Keep pages for a save."""
         blocks = [self._pool.blocks[page] for page in pages]
-        blocks = [block for block in blocks if not block.is_null]
         self._pool.touch(blocks)
         self._held[number] = blocks
         self._pages += len(blocks)

@@ -10,6 +10,9 @@ from kvtier.client.cache import Cache
 from kvtier.client.space import Space
 from kvtier.spec import KVSpec
 
+GONE = -1
+"""In place of a page that the engine does not have: of layers with a window, one that the window has passed."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -43,14 +46,15 @@ class Blocks:
         recipe: their keyspace; None while that is not known: then nothing is loaded or saved.
         keys: 32 bytes for each block of the sequence, from its first to the last of these.
         start: the first token that is meant; for a save a multiple of the block, for a load of the page.
-        pages: of the engine, from that of token `origin` on.
+        pages: for each group of layers the engine's pages from that of token `origin` on; `GONE` for one that the
+            engine has let go, or does not want.
         origin: the token that the first of `pages` begins with: `start`, down to a whole block.
     """
 
     recipe: Recipe | None
     keys: tuple[bytes, ...] = field(repr=False)
     start: int
-    pages: tuple[int, ...] = field(repr=False)
+    pages: tuple[tuple[int, ...], ...] = field(repr=False)
     origin: int
 
 

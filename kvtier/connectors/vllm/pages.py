@@ -11,7 +11,9 @@ one that wrote them; the plan must be raw, since any other would round what are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +58,7 @@ class Pages:
             )
         self.parts = [_run(pool, spec) if opaque else _canonical(pool, spec) for pool in self.pools]
         self._device = self.pools[0].device
+        self._mine = threading.local()
         self._none = _paged(self.parts, spec, self._device)
 
     def view(self, pages: Sequence[int]) -> KVView | DeviceView:
@@ -70,8 +73,14 @@ class Pages:
         """So many pages of the same layout in memory of their own; what is in them is undefined."""
         return Pages([_like(pool, count) for pool in self.pools], self.spec, opaque=self.opaque)
 
-    def copy(self, source: Pages, theirs: Sequence[int], mine: Sequence[int]) -> None:
+    def copy(self, source: Pages, theirs: Sequence[int], mine: Sequence[int], *, layers: range | None = None) -> None:
         """Copy pages from another of the same layout, each to its place; on a device that is queued.
+
+        Args:
+            source: from which.
+            theirs: their numbers there.
+            mine: their numbers here.
+            layers: of these layers only; of all of them unless given.
 
         Raises:
             KVMismatch: another layout, or not one place a page.
@@ -83,7 +92,8 @@ class Pages:
             raise KVMismatch(f"{len(theirs)} pages do not go to {len(mine)} places; name one place a page")
         bits = _BITS[self.spec.itemsize]
         out_of, into = source._places(theirs), self._places(mine)
-        for pool, other in zip(self.pools, source.pools, strict=True):
+        wanted = slice(None) if layers is None else slice(layers.start, layers.stop)
+        for pool, other in zip(self.pools[wanted], source.pools[wanted], strict=True):
             pool.view(bits)[into] = other.view(bits)[out_of].to(pool.device)
 
     def fence(self) -> Callable[[], None]:
@@ -93,6 +103,21 @@ class Pages:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event.synchronize
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Work on a stream of this thread's own meanwhile, and wait for it at the end; in CPU memory there is none."""
+        if self._device.type != "cuda":
+            yield
+            return
+        stream = getattr(self._mine, "stream", None)
+        if stream is None:
+            stream = self._mine.stream = torch.cuda.Stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            try:
+                yield
+            finally:
+                stream.synchronize()
 
     def _places(self, pages: Sequence[int]) -> torch.Tensor:
         """Numbers of pages where the pools are, without waiting for what is queued there."""

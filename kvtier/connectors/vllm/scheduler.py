@@ -19,7 +19,7 @@ from kvtier.connectors.vllm.extra import Unstorable, extras
 from kvtier.connectors.vllm.held import HeldPages
 from kvtier.connectors.vllm.link import Link
 from kvtier.connectors.vllm.lookup import Found, Lookups, Prompt
-from kvtier.connectors.vllm.messages import Blocks, Load, Outcome, Save, Step
+from kvtier.connectors.vllm.messages import GONE, Blocks, Load, Outcome, Save, Step
 from kvtier.connectors.vllm.options import Options
 from kvtier.connectors.vllm.sequence import Sequence
 from kvtier.connectors.vllm.stored import Stored
@@ -133,7 +133,7 @@ class SchedulerSide:
             return
         start, step = sequence.local, self._stored.block_tokens
         origin = start // step * step
-        blocks = self._blocks(sequence, start, start + tokens, origin, pages.get_block_ids()[0])
+        blocks = self._blocks(sequence, start, start + tokens, origin, pages.get_block_ids())
         self._promised.append(Load(request.request_id, blocks, layerwise=not self._later))
         sequence.loading = True
         self.counters["loads"] += 1
@@ -208,7 +208,7 @@ class SchedulerSide:
         for number in [number for number, (ranks, _) in answers.saved.items() if ranks >= self._ranks]:
             self._was_saved(number, answers.saved.pop(number)[1])
 
-    def ended(self, request: Any, pages: list[int]) -> None:
+    def ended(self, request: Any, pages: tuple[list[int], ...]) -> None:
         """A request ended, and its pages are about to be freed."""
         sequence = self._sequences.pop(request.request_id, None)
         if sequence is None:
@@ -250,20 +250,23 @@ class SchedulerSide:
         self.counters.clear()
         return counted
 
-    def _complete(self, sequence: Sequence, end: int, pages: list[int] | None) -> list[Save]:
+    def _complete(self, sequence: Sequence, end: int, pages: tuple[list[int], ...] | None) -> list[Save]:
         """Save the blocks before token `end` that are not stored yet; holds their pages."""
         step, first = self._stored.block_tokens, sequence.stored
         last = end // step
         if last <= first or self._held is None or sequence.loading or not self._hashed(sequence, last):
             return []
         if pages is None:
-            pages = self._manager.get_block_ids(sequence.request.request_id)[0]
+            pages = self._manager.get_block_ids(sequence.request.request_id)
         blocks = self._blocks(sequence, first * step, last * step, first * step, pages)
-        if not self._held.room(len(blocks.pages)):
+        held = [page for group in blocks.pages for page in group]
+        if GONE in held:
+            return []  # a window has passed what could not be saved in its time
+        if not self._held.room(len(held)):
             self.counters["refused:engine_pressure"] += last - first
             return []
         self._numbers += 1
-        self._held.hold(self._numbers, blocks.pages)
+        self._held.hold(self._numbers, held)
         self._saving[self._numbers] = sequence, first, last
         sequence.stored = last
         return [Save(self._numbers, blocks)]
@@ -281,9 +284,17 @@ class SchedulerSide:
             keys += chain(root, tokens, step, extra=extra[had:] if extra is not None else None)
         return True
 
-    def _blocks(self, sequence: Sequence, start: int, end: int, origin: int, pages: list[int]) -> Blocks:
+    def _blocks(self, sequence: Sequence, start: int, end: int, origin: int, pages: tuple[list[int], ...]) -> Blocks:
         page, keys = self._stored.page_tokens, tuple(sequence.keys[: end // self._stored.block_tokens])
-        return Blocks(sequence.recipe, keys, start, tuple(pages[origin // page : end // page]), origin)
+        none = self._held.null if self._held is not None else 0
+        part = slice(origin // page, end // page)
+        return Blocks(
+            sequence.recipe,
+            keys,
+            start,
+            tuple(tuple(GONE if number == none else number for number in group[part]) for group in pages),
+            origin,
+        )
 
     def _was_loaded(self, name: str, upto: int) -> None:
         sequence = self._sequences.get(name) or self._ending.pop(name, None)

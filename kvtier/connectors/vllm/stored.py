@@ -17,14 +17,12 @@ from kvtier.spec import ITEMSIZE, KVSpec
 
 FULL = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
 """Kinds of vLLM's layers that keep KV of every token for as long as a sequence lasts."""
+WINDOW = "SlidingWindowSpec"
+"""The kind that keeps it for as long as a window has not passed it: every token's is there when it is computed."""
 DRAFTLESS = frozenset(("ngram", "ngram_gpu", "suffix"))
 """Ways to speculate that keep no KV of their own."""
 STRETCHED = ("longrope", "dynamic", "su")
 """Kinds of RoPE that vLLM computes for the longest sequence that it was started for."""
-HYBRID = (
-    "run with --disable-hybrid-kv-cache-manager, with which vLLM keeps all tokens of sliding-window layers, "
-    "or use a model whose layers all have full attention"
-)
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Stored:
 
     Attributes:
         names: vLLM's names of the layers, in their order in a block.
+        groups: for each layer the number of vLLM's group that it is in, and so which pages its KV is in.
         page_tokens: tokens in a page.
         spec: shape of the KV of one rank, as bytes of bfloat16 when vLLM quantised it.
         opaque: whether what is inside a page is the engine's own affair.
@@ -42,6 +41,7 @@ class Stored:
     """
 
     names: tuple[str, ...]
+    groups: tuple[int, ...]
     page_tokens: int
     spec: KVSpec
     opaque: bool
@@ -53,6 +53,18 @@ class Stored:
     def block_tokens(self) -> int:
         """Tokens in a block."""
         return self.spec.block_tokens
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether layers of one block are in different pages."""
+        return len(set(self.groups)) > 1
+
+    @property
+    def runs(self) -> tuple[tuple[int, range], ...]:
+        """Layers that follow each other and are of one group: its number, and which they are."""
+        starts = [at for at in range(len(self.groups)) if not at or self.groups[at] != self.groups[at - 1]]
+        ends = [*starts[1:], len(self.groups)]
+        return tuple((self.groups[at], range(at, end)) for at, end in zip(starts, ends, strict=True))
 
     def named(self, revision: str, generation: str, adapter: tuple[str, str] | None) -> Recipe:
         """The recipe of what is computed with these weights.
@@ -82,19 +94,21 @@ def stored(config: Any, kv: Any, options: Options) -> Stored:
     """
     _refuse(config)
     layers = sorted(_layers(kv), key=lambda layer: _numbers(layer[0]))
-    kinds = {type(spec).__name__ for _, spec in layers}
-    if not kinds or not kinds <= FULL or len(kv.kv_cache_groups) > 1:
+    kinds = {type(spec).__name__ for _, _, spec in layers}
+    if not kinds or not kinds <= FULL | {WINDOW}:
         raise UnsupportedKV(
-            f"the model's layers are {', '.join(sorted(kinds)) or 'none'} in {len(kv.kv_cache_groups)} groups: not all "
-            f"of them keep the KV of every token, so its blocks cannot be shared by prefix; {HYBRID}"
+            f"the model has layers of the kind {', '.join(sorted(kinds - FULL - {WINDOW})) or 'none'}: a state, and "
+            "not KV of every token, so that its blocks cannot be shared by prefix; use a model whose layers all have "
+            "full attention or a sliding window"
         )
-    shapes = {_shape(spec) for _, spec in layers}
+    shapes = {_shape(spec) for _, _, spec in layers}
     if len(shapes) > 1:
         raise UnsupportedKV(f"the model's layers keep KV of different shapes ({shapes}); kvtier needs one for all")
     (heads, dim, v_dim, dtype, page), mla = shapes.pop(), "MLAAttentionSpec" in kinds
     cpu = _platform() == "cpu"
+    _refuse_windows([spec for _, _, spec in layers], options.block_of(page), options.load)
     spec = _spec(options.block_of(page), len(layers), heads, (dim, v_dim), dtype, mla=mla)
-    layout = _layout(config, kv, page, dim, layers[0][1], cpu=cpu)
+    layout = _layout(config, kv, page, dim, layers[0][2], cpu=cpu)
     if layout != "canonical" and options.plan != "raw":
         raise ConfigError(
             f"plan is {options.plan!r}, and this engine's pages can only be stored as they are "
@@ -111,8 +125,8 @@ def stored(config: Any, kv: Any, options: Options) -> Stored:
         tp_size=size // replicas,
         tenant=options.tenant,
     )
-    names = tuple(name for name, _ in layers)
-    return Stored(names, page, spec, cpu, size // replicas, replicas, recipe)
+    names, groups = tuple(name for name, _, _ in layers), tuple(group for _, group, _ in layers)
+    return Stored(names, groups, page, spec, cpu, size // replicas, replicas, recipe)
 
 
 def model_name(config: Any) -> str:
@@ -143,12 +157,23 @@ def _refuse(config: Any) -> None:
         )
 
 
-def _layers(kv: Any) -> list[tuple[str, Any]]:
-    """Name and specification of each layer."""
+def _refuse_windows(specs: list[Any], block_tokens: int, load: str) -> None:
+    windows = [spec.sliding_window for spec in specs if type(spec).__name__ == WINDOW]
+    if windows and min(windows) < block_tokens:
+        raise UnsupportedKV(
+            f"the model has layers with a window of {min(windows)} tokens, and a block has {block_tokens}: of some it "
+            "is never whole; make block_tokens smaller"
+        )
+    if windows and load == "sync":
+        raise ConfigError("load is 'sync', which vLLM does not allow for models with sliding windows; leave it out")
+
+
+def _layers(kv: Any) -> list[tuple[str, int, Any]]:
+    """Name, group and specification of each layer."""
     found = []
-    for group in kv.kv_cache_groups:
+    for number, group in enumerate(kv.kv_cache_groups):
         each = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-        found += [(name, each[name] if each else group.kv_cache_spec) for name in group.layer_names]
+        found += [(name, number, each[name] if each else group.kv_cache_spec) for name in group.layer_names]
     return found
 
 

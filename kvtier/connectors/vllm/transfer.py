@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvtier.client.hit import Hit
 from kvtier.client.save import Saved
 from kvtier.connectors.vllm.link import Link
 from kvtier.connectors.vllm.lookup import chain_of
-from kvtier.connectors.vllm.messages import Blocks
+from kvtier.connectors.vllm.messages import GONE, Blocks
 from kvtier.connectors.vllm.pages import Pages
 from kvtier.connectors.vllm.stored import Stored
 
 LAYERS = 4
 """Loaded at a time when the engine waits for each layer."""
+PIECE = 16
+"""Blocks of a hybrid model that are copied at a time."""
 
 
 class Transfer:
@@ -44,15 +46,15 @@ class Transfer:
         space = None if blocks.recipe is None else self._link.space(blocks.recipe, self._rank)
         if space is None:
             return blocks.start
-        with space.match(chain_of(space, blocks.keys), again=True) as hit:
+        with self.pages.beside(), space.match(chain_of(space, blocks.keys), again=True) as hit:
+            if self._stored.hybrid:
+                return self._load_by_group(hit, blocks)
             origin = blocks.origin
-            if origin < blocks.start:
-                origin = self._first(hit, blocks)
-                if origin < blocks.start:
-                    return blocks.start
-            good = end = len(blocks.keys) * self._stored.block_tokens
-            view = self.pages.view(blocks.pages[(origin - blocks.origin) // self._stored.page_tokens :])
-            for layers in _ranges(self._stored.spec.layers, LAYERS if there is not None else self._stored.spec.layers):
+            if origin < blocks.start and (origin := self._load_rest(hit, blocks)) < blocks.start:
+                return blocks.start
+            good = end = self._end(blocks)
+            view = self.pages.view(blocks.pages[0][(origin - blocks.origin) // self._stored.page_tokens :])
+            for layers in self._ranges(whole=there is None):
                 if origin < end:
                     good = min(good, hit.load(view, layers=layers, verify=self._verify, origin=origin))
                 if there is not None:
@@ -64,20 +66,63 @@ class Transfer:
         space = None if blocks.recipe is None else self._link.space(blocks.recipe, self._rank)
         if space is None:
             return Saved(0, 0, "unavailable")
-        view = self.pages.view(blocks.pages)
-        chain = chain_of(space, blocks.keys)
-        return space.save(chain, view, start=blocks.start, origin=blocks.origin, vouched=True).result()
+        chain, saved = chain_of(space, blocks.keys), Saved(0, 0)
+        for start, (pool, pages) in self._gathered(blocks):
+            part = chain.upto(start + len(pages) * self._stored.page_tokens, self._stored.block_tokens)
+            with self.pages.beside():
+                one = space.save(part, pool.view(pages), start=start, origin=start, vouched=True).result()
+            saved = Saved(saved.blocks + one.blocks, saved.present + one.present, one.refused)
+            if one.refused:
+                break
+        return saved
 
-    def _first(self, hit: Hit, blocks: Blocks) -> int:
+    def _load_rest(self, hit: Hit, blocks: Blocks) -> int:
         """Load the block of which the engine has some pages already; where the next one begins, or the block itself."""
         step, page = self._stored.block_tokens, self._stored.page_tokens
         had, several = (blocks.start - blocks.origin) // page, step // page
         scratch = self.pages.scratch(several)
         if hit.load(scratch.view(range(several)), verify=self._verify, origin=blocks.origin) < blocks.origin + step:
             return blocks.origin
-        self.pages.copy(scratch, range(had, several), blocks.pages[had:several])
+        self.pages.copy(scratch, range(had, several), blocks.pages[0][had:several])
         return blocks.origin + step
 
+    def _load_by_group(self, hit: Hit, blocks: Blocks) -> int:
+        """Load a hybrid model's blocks: of each group the pages that it wants, through pages of our own."""
+        page, end = self._stored.page_tokens, self._end(blocks)
+        for origin in range(blocks.origin, end, PIECE * self._stored.block_tokens):
+            stop = min(end, origin + PIECE * self._stored.block_tokens)
+            tokens = range(origin, stop, page)
+            scratch = self.pages.scratch(len(tokens))
+            view = scratch.view(range(len(tokens)))
+            for group, layers in self._stored.runs:
+                theirs = blocks.pages[group][(origin - blocks.origin) // page :]
+                wanted = [i for i, at in enumerate(tokens) if at >= blocks.start and theirs[i] != GONE]
+                if not wanted:
+                    continue
+                if hit.load(view, layers=layers, verify=self._verify, origin=origin) < stop:
+                    return max(blocks.start, origin)
+                self.pages.copy(scratch, wanted, [theirs[i] for i in wanted], layers=layers)
+        return end
 
-def _ranges(layers: int, most: int) -> list[range]:
-    return [range(at, min(at + most, layers)) for at in range(0, layers, most)]
+    def _gathered(self, blocks: Blocks) -> Iterator[tuple[int, tuple[Pages, Sequence[int]]]]:
+        """Pages that hold whole blocks, and their first token: the engine's own, or copies of a hybrid model's."""
+        if not self._stored.hybrid:
+            yield blocks.start, (self.pages, blocks.pages[0])
+            return
+        page, each = self._stored.page_tokens, PIECE * self._stored.block_tokens // self._stored.page_tokens
+        for at in range(0, len(blocks.pages[0]), each):
+            several = range(len(blocks.pages[0][at : at + each]))
+            scratch = self.pages.scratch(len(several))
+            with self.pages.beside():
+                for group, layers in self._stored.runs:
+                    scratch.copy(self.pages, blocks.pages[group][at : at + each], several, layers=layers)
+            yield blocks.start + at * page, (scratch, several)
+
+    def _end(self, blocks: Blocks) -> int:
+        return len(blocks.keys) * self._stored.block_tokens
+
+    def _ranges(self, *, whole: bool) -> list[range]:
+        """All layers, or some at a time."""
+        layers = self._stored.spec.layers
+        most = layers if whole else LAYERS
+        return [range(at, min(at + most, layers)) for at in range(0, layers, most)]

@@ -42,6 +42,7 @@ class WorkerSide:
         self._outcome = Outcome()
         self._received: set[str] = set()
         self._bad: set[int] = set()
+        self._failed: set[str] = set()
         self._transfer: Transfer | None = None
         self._awaited: list[Future[None]] = []
         self._layers: dict[str, list[threading.Event]] = {}
@@ -90,10 +91,12 @@ class WorkerSide:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the engine computes what is not loaded
             self.counters[f"load_{type(exc).__name__}"] += 1
         finally:
-            page = self._stored.page_tokens
-            bad = blocks.pages[(upto - blocks.origin) // page :]
+            bad = blocks.pages[0][(upto - blocks.origin) // self._stored.page_tokens :]
             with self._lock:
-                self._bad.update(bad)
+                if self._stored.hybrid and bad:
+                    self._failed.add(load.request)
+                else:
+                    self._bad.update(bad)
                 self._outcome.loaded[load.request] = 1, upto
                 if not events:
                     self._received.add(load.request)
@@ -153,6 +156,12 @@ class WorkerSide:
         with self._lock:
             received, self._received = self._received, set()
         return received
+
+    def failed(self) -> set[str]:
+        """Requests of hybrid models that are to be computed from their beginning: there a page's number says little."""
+        with self._lock:
+            failed, self._failed = self._failed, set()
+        return failed
 
     def bad_pages(self) -> set[int]:
         """Pages that could not be loaded, since the last call."""
