@@ -70,7 +70,7 @@ class Hit:
         self._until = time.monotonic() + wait
         self._again = again
         self._closed = False
-        self._seconds, self._read = 0.0, 0
+        self._seconds, self._read, self._begin = 0.0, 0, 0
         self.tokens = (len(self._slots) + self._awaited) * step
         self.staging = (matched.staging - self._awaited) * step
         self._loaded = np.zeros(scope.keyspace.spec.layers, np.int64)
@@ -101,8 +101,8 @@ class Hit:
 
     @property
     def tiers(self) -> dict[str, int]:
-        """Tokens by the tier that served them, as far as they are there."""
-        numbers, counts = np.unique(self._tiers, return_counts=True)
+        """Tokens by the tier that served them, as far as they are there; from the last load's `origin` on."""
+        numbers, counts = np.unique(self._tiers[self._begin :], return_counts=True)
         step = self._scope.keyspace.spec.block_tokens
         return {TierNumber(int(n)).name.lower(): int(c) * step for n, c in zip(numbers, counts, strict=True)}
 
@@ -154,7 +154,7 @@ class Hit:
             raise ClosedError("this hit is closed; load inside its `with` block")
         began = time.perf_counter()
         spec = self._scope.keyspace.spec
-        begin = block_of(origin, "origin", self._chain.tokens, spec.block_tokens)
+        begin = self._begin = block_of(origin, "origin", self._chain.tokens, spec.block_tokens)
         origin = begin * spec.block_tokens
         target = target_of(kv, self._scope.codec, self._scope.threads, origin)
         wanted = range(spec.layers) if layers is None else layers

@@ -119,7 +119,7 @@ class TestLoad:
             space.session.writable()[offsets(hit)[1]] ^= 1
             out = np.zeros((3, 2, 9, 2, 8), np.float32)
             assert hit.load(out, origin=8, verify=True) == 16
-            assert hit.verified == 16
+            assert (hit.verified, hit.tiers) == (16, {"cpu": 8})
             assert np.array_equal(out[:, :, :8], kv[:, :, 8:16])
             assert not out[:, :, 8:].any()
             assert hit.load(out[:, :, :7], origin=8) == 12, "only whole blocks that fit"
