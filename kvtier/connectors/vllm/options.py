@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from kvtier.errors import ConfigError
+from kvtier.connectors.options import read
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,16 +53,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         Raises:
             ConfigError: an unknown name, or a value that cannot be.
         """
-        known = cls.__struct_fields__
-        for name in given:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-                raise ConfigError(f"kv_connector_extra_config has no {name!r}; {hint}")
-        try:
-            return msgspec.convert(dict(given), cls)
-        except msgspec.ValidationError as exc:
-            raise ConfigError(f"kv_connector_extra_config: {exc}") from exc
+        return read(cls, given, "kv_connector_extra_config")
 
     def block_of(self, page_tokens: int) -> int:
         """Tokens in a block: the multiple of a page nearest to `block_tokens`, one page at least."""
