@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,7 +92,6 @@ class Lookups:
         self.generation = ""
         self._link, self._stored, self._revision, self._wait, self._clock = link, stored, revision, wait, clock
         self._threads = ThreadPoolExecutor(THREADS, "kvtier-lookup")
-        self._closed = threading.Event()
 
     def begin(self, prompt: Prompt) -> Future[Found]:
         """Look a prompt up; the future never holds an exception."""
@@ -104,9 +102,19 @@ class Lookups:
             future.set_result(self._nothing(None, "closed"))
             return future
 
+    def recipe(self, lora: tuple[str, str] | None, generation: str) -> Recipe | None:
+        """What names the KV of a request; None while the weights' revision is not known. Reads a LoRA's files.
+
+        Raises:
+            ConfigError: the LoRA's files are not there.
+        """
+        if not self._revision.done():
+            return None
+        adapter = (lora[0], adapter_digest(lora[1])) if lora else None
+        return self._stored.named(self._revision.result(), generation, adapter)
+
     def close(self) -> None:
         """Stop; what is under way ends first."""
-        self._closed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, prompt: Prompt, generation: str) -> Found:
@@ -118,10 +126,9 @@ class Lookups:
             return self._nothing(None, f"bug_{type(exc).__name__}")
 
     def _look(self, prompt: Prompt, generation: str) -> Found:
-        if not self._revision.done():
+        recipe = self.recipe(prompt.lora, generation)
+        if recipe is None:
             return self._nothing(None, "starting")
-        adapter = (prompt.lora[0], adapter_digest(prompt.lora[1])) if prompt.lora else None
-        recipe = self._stored.named(self._revision.result(), generation, adapter)
         spaces = [self._link.space(recipe, rank) for rank in range(self._stored.shards)]
         if any(space is None for space in spaces):
             return self._nothing(recipe, "unavailable")

@@ -236,7 +236,7 @@ class SchedulerSide:
         for sequence in self._sequences.values():
             if not sequence.loading:
                 sequence.let_go()
-            sequence.recipe, sequence.keys = None, []
+            sequence.sound = False
 
     def close(self) -> None:
         """Give everything back."""
@@ -273,8 +273,10 @@ class SchedulerSide:
 
     def _hashed(self, sequence: Sequence, blocks: int) -> bool:
         """Whether the keys of so many blocks are known; hashes what is new of them."""
+        if sequence.recipe is None and sequence.lora is None:  # its lookup came too early, or was late
+            sequence.recipe = self._lookups.recipe(None, self._lookups.generation)
         space = self._link.space(sequence.recipe, 0) if sequence.recipe is not None else None
-        if space is None:
+        if space is None or not sequence.sound:
             return False
         keys, step = sequence.keys, self._stored.block_tokens
         if (had := len(keys)) < blocks:

@@ -15,7 +15,8 @@ class Sequence:
     Attributes:
         request: vLLM's.
         lora: name and path of its LoRA.
-        recipe: its keyspace; None while that is not known, and when nothing of it may be stored.
+        recipe: its keyspace; None while that is not known.
+        sound: whether it may be stored: False once the weights may have changed under it.
         keys: of its blocks, as far as they were hashed.
         stored: leading blocks that are stored, or on their way there.
         lookup: the lookup that is under way, or whose answer was not used yet.
@@ -30,6 +31,7 @@ class Sequence:
         adapter = request.lora_request
         self.lora: tuple[str, str] | None = None if adapter is None else (adapter.lora_name, adapter.lora_path)
         self.recipe: Recipe | None = None
+        self.sound = True
         self.keys: list[bytes] = []
         self.stored = 0
         self.lookup: Future[Found] | None = None
