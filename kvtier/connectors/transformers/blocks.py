@@ -47,7 +47,8 @@ class Blocks:
     def __init__(self, space: Space, rows: int) -> None:
         self._space, self._lock = space, Lock()
         self._sent, self._refused, self._stopped = [0] * rows, dict[int, str](), ""
-        self._ends = [sys.maxsize] * rows
+        self._ends, self._loaded = [sys.maxsize] * rows, [0] * rows
+        self._exact = space.keyspace.plan == "raw"
         self._waiting: deque[Job] = deque()
         self._busy = self._blocks = self._present = 0
         self._asked: list[Future[Saved]] = []
@@ -69,15 +70,33 @@ class Blocks:
         return found if all_of_them else found[: max(0, room)]
 
     def loaded(self, lengths: Sequence[int]) -> None:
-        """So many tokens of each row are stored."""
+        """So many tokens of each row were loaded."""
         with self._lock:
             self._sent = [max(sent, length) for sent, length in zip(self._sent, lengths, strict=True)]
+            self._loaded = [max(had, length) for had, length in zip(self._loaded, lengths, strict=True)]
 
     def cut(self, lengths: Sequence[int]) -> None:
         """Only so many tokens of each row are there any more."""
         step = self._space.block_tokens
         with self._lock:
-            self._sent = [min(sent, length // step * step) for sent, length in zip(self._sent, lengths, strict=True)]
+            whole = [length // step * step for length in lengths]
+            self._sent = [min(sent, length) for sent, length in zip(self._sent, whole, strict=True)]
+            self._loaded = [min(had, length) for had, length in zip(self._loaded, whole, strict=True)]
+
+    def again(self) -> None:
+        """Save all of it again: what is there is passed over, and what was evicted, or died with the host, is not.
+
+        What was loaded and is not exact stays out of it: nothing is quantised twice.
+        """
+        with self._lock:
+            self._sent = [0 if self._exact else had for had in self._loaded]
+
+    def copy(self) -> Blocks:
+        """One for a copy of the cache."""
+        made = Blocks(self._space, len(self._sent))
+        with self._lock:
+            made._sent, made._loaded = list(self._sent), list(self._loaded)
+        return made
 
     def end(self, lengths: Sequence[int]) -> None:
         """Beyond so many tokens there is nothing in a row that is worth saving."""
@@ -110,14 +129,21 @@ class Blocks:
 
     def _go_on(self) -> None:
         while job := self._next():
-            try:
-                saving = self._space.save(job.chain, job.kv, start=job.start, origin=job.start, vouched=True)
-            except (KVTierError, RuntimeError):  # the model did not compute what it said, or the cache is closed
-                saving = self._space.refused("kv_mismatch")
+            saving = self._save(job)
             if saving.done():
                 self._finished(job, saving)
             else:
                 saving.add_done_callback(partial(self._finished_later, job))
+
+    def _save(self, job: Job) -> Future[Saved]:
+        kv = job.kv
+        while True:
+            try:
+                return self._space.save(job.chain, kv, start=job.start, origin=job.start, vouched=True)
+            except (KVTierError, RuntimeError):
+                if kv[0][0].device.type == "cpu":  # not what the model said that it was; or the cache is closed
+                    return self._space.refused("kv_mismatch")
+                kv = [(keys.cpu(), values.cpu()) for keys, values in kv]  # nothing encodes this plan where it was
 
     def _next(self) -> Job | None:
         with self._lock:
@@ -163,8 +189,4 @@ def rows_of(layers: Sequence[Any], row: int, first: int, end: int) -> list[tuple
 
 def _rows(part: torch.Tensor, row: int, first: int, end: int) -> torch.Tensor:
     piece = part.detach()[row, :, first:end]
-    if piece.device.type != "cpu":
-        piece = piece.cpu()
-    elif piece.numel() * 2 < part.numel():
-        piece = piece.clone()
-    return piece.transpose(0, 1)
+    return (piece.clone() if piece.numel() * 2 < part.numel() else piece).transpose(0, 1)

@@ -184,6 +184,7 @@ class KVTierCache(DynamicCache):
         made.layers = copy.deepcopy(self.layers, memo)
         if self._intact() and not self._record.unknown:
             made._restart(self._record.ids().clone(), self._record.pads)
+            made._blocks = self._blocks.copy()
         return made
 
     def _restart(self, ids: torch.Tensor, pads: tuple[int, ...]) -> None:
@@ -238,6 +239,7 @@ class KVTierCache(DynamicCache):
             self._restart(prompts.ids[:, :0], prompts.pads)
         elif common < self._record.columns:
             self.crop(common - self._record.columns)
+        self._blocks.again()
         return common
 
     def _report(self, ids: torch.Tensor) -> None:
