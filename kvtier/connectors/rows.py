@@ -39,6 +39,9 @@ RUNS = 8
 """Runs of rows that one load looks for: behind so many holes nothing is looked for any more."""
 CALLS = 0.5
 """Seconds that the calls of a load may take besides what it waits for, before no further run is looked for."""
+LATE = "match_DeadlineExceeded", "save_DeadlineExceeded"
+PAUSE = 5.0
+"""Seconds for which a host that did not answer in time is not asked: engines look up one request after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,9 @@ class RowMemory:
 
 
 class Rows:
-    """Rows of one keyspace. Thread-safe; never raises for the host's sake, and never waits beyond what it is told.
+    """Rows of one keyspace. Thread-safe; never raises for the host's sake.
+
+    A host that does not answer in time costs one call's patience, and then nothing for some seconds.
 
     Args:
         cache: of the host.
@@ -151,8 +156,8 @@ class Rows:
     def __init__(
         self, cache: Cache, spec: KVSpec, *, clock: Callable[[], float] = time.monotonic, **identity: Any
     ) -> None:
-        self._space = cache.keyspace(spec, chained=False, **identity)
-        self._clock = clock
+        self._space, self._cache = cache.keyspace(spec, chained=False, **identity), cache
+        self._clock, self._resume, self._late = clock, 0.0, self._counted()
         self.spec = spec
 
     def chain(self, names: Sequence[bytes]) -> Chain:
@@ -162,6 +167,9 @@ class Rows:
 
     def match(self, chain: Chain, *, wait: float, again: bool = False) -> Hit:
         """See `Space.match`."""
+        if self._paused():
+            self._cache.counters["match_paused"] += 1
+            chain = self._of([])
         return self._space.match(chain, wait=wait, again=again)
 
     def held(self, hit: Hit) -> int:
@@ -208,6 +216,8 @@ class Rows:
             view: where the rows lie, from row `start` on.
             start: how many rows of the chain come before those that are stored.
         """
+        if self._paused():
+            return self._space.refused("paused")
         rest = chain.addresses[start:]
         seen = set(chain.addresses[:start])
         once = [i for i, name in enumerate(rest) if not (name in seen or seen.add(name))]  # type: ignore[func-returns-value]
@@ -220,6 +230,16 @@ class Rows:
     def clear(self) -> int:
         """See `Space.clear`."""
         return self._space.clear()
+
+    def _paused(self) -> bool:
+        """Whether the host was late a moment ago."""
+        late = self._counted()
+        if late > self._late:
+            self._late, self._resume = late, self._clock() + PAUSE
+        return self._clock() < self._resume
+
+    def _counted(self) -> int:
+        return sum(self._cache.counters[reason] for reason in LATE)
 
     def _of(self, addresses: Sequence[bytes]) -> Chain:
         space = self._space

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -119,6 +121,22 @@ def test_a_host_that_dies_is_a_miss_at_once_and_found_again(start, host):
     hit, found = start().prefetch(PROMPT)
     assert hit == len(PROMPT)
     assert same(found, pages)
+
+
+def test_a_host_that_hangs_costs_a_moment_and_then_nothing(start, host):
+    engine = start()
+    pages = stored(engine)
+    other = list(range(9000, 9000 + 2 * PAGE))
+    os.kill(host._process.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for _ in range(20):
+            assert engine.prefetch(PROMPT) == (0, [])
+            assert engine.backup(other, pages[:2]) == 0
+        assert time.monotonic() - began < 10.0, "of 40 calls each would wait for a second"
+    finally:
+        os.kill(host._process.pid, signal.SIGCONT)
+    eventually(lambda: engine.prefetch(PROMPT)[0], len(PROMPT))
 
 
 def test_an_engine_starts_without_a_host(start, host, tmp_path):

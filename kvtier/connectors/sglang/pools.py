@@ -94,10 +94,10 @@ def _memory(pool: Any, page: int) -> RowMemory:
     """Ask the pool where three of its pages are: that all lie at equal distances is then known, and not assumed."""
     import torch
 
-    count = int(pool.page_num)
-    asked = (0, min(1, count - 1), count - 1)
-    slots = torch.cat([torch.arange(at * page, (at + 1) * page) for at in asked])
     try:
+        count = int(pool.page_num)
+        asked = (0, min(1, count - 1), count - 1)
+        slots = torch.cat([torch.arange(at * page, (at + 1) * page) for at in asked])
         pointers, sizes = pool.get_page_buffer_meta(slots)
     except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
         raise ConfigError(
@@ -114,5 +114,10 @@ def _memory(pool: Any, page: int) -> RowMemory:
 
 
 def _flat_nbytes(pool: Any) -> int:
-    page = pool.get_dummy_flat_data_page()
+    try:
+        page = pool.get_dummy_flat_data_page()
+    except (ValueError, NotImplementedError) as exc:
+        raise ConfigError(
+            f"SGLang's pool ({type(pool).__name__} {pool.layout}) has no flat pages ({exc}); set interface_v1: 1"
+        ) from exc
     return int(page.numel() * page.element_size())

@@ -7,8 +7,8 @@ import pytest
 
 import kvtier
 from kvtier.client.cache import Cache
-from kvtier.connectors.rows import RUNS, RowMemory, Rows
-from kvtier.errors import ConfigError, KVMismatch, UsageError
+from kvtier.connectors.rows import PAUSE, RUNS, RowMemory, Rows
+from kvtier.errors import ConfigError, DeadlineExceeded, KVMismatch, UsageError
 from tests.hierarchy_fixture import Host
 
 NBYTES = 3 * 512
@@ -164,3 +164,26 @@ def test_what_cannot_be_is_said(cache, rows):
         loaded(rows, names_of(1, 2), where=[0, 0])
     with pytest.raises(ConfigError, match="raw"):
         Rows(cache, rows.spec, plan="int8", **IDENTITY)
+
+
+def test_a_host_that_is_late_is_not_asked_for_a_while():
+    """Engines look up one request after the other: each would wait as long."""
+    now = [100.0]
+    with Host(blocks=64, nvme=None) as host, Cache(host.session()) as cache:
+        rows = Rows(cache, RowMemory.of(pages_of(1)).spec(16), clock=lambda: now[0], **IDENTITY)
+        stored(rows, names_of(1), pages_of(1))
+        answer, asked = cache.session.match, []
+
+        def late(*args, **options):
+            asked.append(None)
+            raise DeadlineExceeded("the host does not answer")
+
+        cache.session.match = late
+        assert loaded(rows, names_of(1))[0] == [False]
+        assert loaded(rows, names_of(1))[0] == [False]
+        assert stored(rows, names_of(2), pages_of(1)).refused == "paused"
+        assert len(asked) == 1
+        cache.session.match = answer
+        now[0] += PAUSE
+        assert loaded(rows, names_of(1))[0] == [True]
+        assert stored(rows, names_of(2), pages_of(1)).blocks == 1
