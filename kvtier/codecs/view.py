@@ -126,11 +126,7 @@ class KVView:
         """
         if not self.page_tokens:
             raise KVMismatch("this view is not of a paged pool; make one with KVView.paged")
-        given = np.asarray(pages)
-        if given.size and given.dtype.kind not in "iu":
-            raise KVMismatch(f"the pages are {given.dtype}; pass integers, the sequence's row of the block table")
-        # A copy: engines change their tables in place, and nobody looks at these numbers again.
-        table = np.ascontiguousarray(given, np.int64).copy()
+        table = table_of(pages)
         held = held_by(table, self.owner[0][0].shape[0], self.page_tokens, tokens)
         # A page that stands twice in the table, as one does that fills up its row, cannot hold both of its parts.
         alone = len(set(table.tolist())) == len(table)
@@ -147,6 +143,18 @@ class KVView:
             raise KVMismatch(
                 "kv is read-only, or elements or pages of it share memory; pass what can be written to, each place once"
             )
+
+
+def table_of(pages: Any) -> NDArray[np.int64]:
+    """A copy of these numbers of pages: engines change their tables in place, and nobody looks at them again.
+
+    Raises:
+        KVMismatch: they are no integers.
+    """
+    given = np.asarray(pages)
+    if given.size and given.dtype.kind not in "iu":
+        raise KVMismatch(f"the pages are {given.dtype}; pass integers, the sequence's row of the block table")
+    return np.ascontiguousarray(given, np.int64).copy()
 
 
 def held_by(pages: NDArray[np.int64], count: int, page_tokens: int, tokens: int | None) -> int:

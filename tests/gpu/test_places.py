@@ -122,6 +122,16 @@ def test_pages_that_the_pool_has_not_are_refused() -> None:
         DeviceView.paged(pools, [0, 1], SPEC, tokens=33)
 
 
+def test_pages_are_integers_and_each_is_loaded_into_once() -> None:
+    pools = [[torch.zeros(3, 16, 2, 64, dtype=torch.bfloat16, device=DEVICE) for _ in "kv"]]
+    for pages in ([0.0, 1.0], [True, False]):
+        with pytest.raises(KVMismatch, match="pass integers"):
+            DeviceView.paged(pools, pages, SPEC)
+    assert DeviceView.paged(pools, [1, 0], SPEC).writable
+    with pytest.raises(KVMismatch, match="share memory"):
+        DeviceView.paged(pools, [1, 1], SPEC).require_writable()
+
+
 def test_nothing_is_touched_outside_of_memory_or_kv() -> None:
     codec, kv = GpuCodec("int8/token/sym", SPEC, DEVICE), Whole(SPEC, random_kv(SPEC, 32))
     memory, every = on_device(np.full(codec.nbytes(0) + 32, 7, np.uint8)), range(1)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from kvtier.codecs.gpu.traits import Seen
-from kvtier.codecs.view import held_by
+from kvtier.codecs.view import held_by, table_of
 from kvtier.errors import KVMismatch
 from kvtier.spec import KVSpec
 
@@ -92,8 +91,7 @@ class DeviceView:
         """Look at another sequence in the same pools; the same as `KVView.at`."""
         if not self.seen.page_tokens:
             raise KVMismatch("this view is not of a paged pool; make one with DeviceView.paged")
-        # A copy: engines change their tables in place, and nobody looks at these numbers again.
-        table = np.array(pages.detach().cpu().numpy() if isinstance(pages, torch.Tensor) else pages, np.int64)
+        table = table_of(pages.detach().cpu().numpy() if isinstance(pages, torch.Tensor) else pages)
         held = held_by(table, self.owner[0][0].shape[0], self.seen.page_tokens, tokens)
         alone = len(set(table.tolist())) == len(table)
         pages = _upload(torch.from_numpy(table), self.device)
