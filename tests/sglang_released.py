@@ -1,9 +1,9 @@
 """SGLang's storage side as it was released, without the engine: its controller, its threads, its pools in host memory.
 
-The wheel's own modules run: HiCacheController, StorageBackendFactory, MHATokenToKVPoolHost, MLATokenToKVPoolHost and
-what they import. What is replaced needs a GPU or dependencies of gigabytes, and nothing here calls it: device kernels,
-device pools, the server's arguments, platform probes. Its hash of pages, which is compiled when it is first called, is
-here the same chain in Python.
+The wheel's own modules run: HybridCacheController, with which the engine runs every model, StorageBackendFactory,
+HostPoolGroup, MHATokenToKVPoolHost, MLATokenToKVPoolHost and what they import. What is replaced needs a GPU or
+dependencies of gigabytes, and nothing here calls it: device kernels and pools, the tree, the server's arguments, platform
+probes. Its hash of pages, which is compiled when it is first called, is here the same chain in Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ spec = importlib.util.find_spec("sglang")
 if spec is None:
     pytest.skip("no release of SGLang is installed", allow_module_level=True)
 
-PACKAGES = ("", ".srt", ".srt.mem_cache", ".srt.managers")
+PACKAGES = ("", ".srt", ".srt.mem_cache", ".srt.mem_cache.hybrid_cache", ".srt.managers")
 """Their `__init__`s pull in the whole engine."""
 ABSENT = (
     ".kernels.ops.kvcache",
@@ -39,9 +39,18 @@ ABSENT = (
     ".srt.layers.dcp",
     ".srt.layers.dcp.layout",
     ".srt.layers.dp_attention",
+    ".srt.mem_cache.allocator",
+    ".srt.mem_cache.allocator.page_interleave",
+    ".srt.mem_cache.base_prefix_cache",
     ".srt.mem_cache.deepseek_v4_memory_pool",
+    ".srt.mem_cache.events",
     ".srt.mem_cache.l2_transfer",
     ".srt.mem_cache.memory_pool",
+    ".srt.mem_cache.page_interleave",
+    ".srt.mem_cache.page_interleave_pool",
+    ".srt.mem_cache.pool_host.page_interleave",
+    ".srt.mem_cache.pool_host.unified",
+    ".srt.mem_cache.radix_cache",
     ".srt.platforms",
     ".srt.utils",
 )
@@ -85,7 +94,10 @@ from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
     MHABufferInfo,
     MLABufferInfo,
 )
+from sglang.srt.mem_cache.hicache_storage import PoolName  # noqa: E402
+from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController  # noqa: E402
 from sglang.srt.mem_cache.pool_host import base  # noqa: E402
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
 
@@ -154,9 +166,10 @@ class Engine:
         cache_controller.get_parallel = lambda: parallel
         config = {"backend_name": "kvtier", "module_path": "kvtier.connectors.sglang", "class_name": "KVTierHiCache"}
         config |= {"interface_v1": v1, "target": str(socket), "revision": "r1", **extra}
-        self.controller = cache_controller.HiCacheController(
+        group = HostPoolGroup([PoolEntry(PoolName.KV, pool, device, lambda layer: layer, is_primary_index_anchor=True)])
+        self.controller = HybridCacheController(
             types.SimpleNamespace(get_kvcache=lambda: device),
-            pool,
+            group,
             pool.page_size,
             None,
             threading.Event(),
@@ -184,7 +197,7 @@ class Engine:
     def prefetch(self, tokens: list[int]) -> tuple[int, list[torch.Tensor]]:
         """Let SGLang look for a prompt and load it: how many tokens are hits, and the flat pages that were loaded."""
         controller, pool = self.controller, self.pool
-        controller.prefetch("r", tokens, prefix_keys=[])
+        controller.prefetch(types.SimpleNamespace(rid="r"), tokens, prefix_keys=[])
         found = controller.prefetch_hit_queue.get(timeout=PATIENCE)
         if not found.storage_hit_count:
             return 0, []

@@ -86,7 +86,7 @@ def test_more_than_a_batch_of_sglangs_is_one_chain(start, host):
     assert hit == len(tokens)
     assert same(found, pages)
     lookups = host.tell("status")["lookups"]
-    assert lookups == {"full": 2}, "SGLang asks for 128 pages and 72; loading them is not counted again"
+    assert lookups == {"full": 1}, "SGLang asks for all pages and loads 128 at a time, which is not counted again"
 
 
 def test_what_is_on_nvme_is_a_hit(start, host):
