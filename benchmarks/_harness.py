@@ -73,6 +73,24 @@ class Ratio:
             },
         )
 
+    def overhead(self, name: str, **extra: object) -> Figure:
+        """By how much longer the candidate takes, as a share: 0.03 is 3 %."""
+        low, high = sorted(1 / bound - 1 for bound in (self.low, self.high))
+        return Figure(
+            name,
+            round(1 / self.ratio - 1, 4),
+            "share",
+            "lower",
+            {
+                "low": round(low, 4),
+                "high": round(high, 4),
+                "seconds": round(self.seconds, 6),
+                "baseline_seconds": round(self.baseline_seconds, 6),
+                "rounds": self.rounds,
+                **extra,
+            },
+        )
+
 
 def seconds(work: Callable[[], object]) -> float:
     """Run once; the wall time that it took."""
@@ -103,10 +121,11 @@ def paired(
             after = seconds(baseline)
             pairs[name].append(((before + after) / 2, took))
             before = after
-    return {name: _ratio(measured) for name, measured in pairs.items()}
+    return {name: ratio(measured) for name, measured in pairs.items()}
 
 
-def _ratio(pairs: list[tuple[float, float]]) -> Ratio:
+def ratio(pairs: list[tuple[float, float]]) -> Ratio:
+    """Of (baseline seconds, candidate seconds), a pair a round."""
     ratios = [base / took for base, took in pairs]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return Ratio(
