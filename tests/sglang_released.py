@@ -2,8 +2,8 @@
 
 The wheel's own modules run: HybridCacheController, with which the engine runs every model, StorageBackendFactory,
 HostPoolGroup, MHATokenToKVPoolHost, MLATokenToKVPoolHost and what they import. What is replaced needs a GPU or
-dependencies of gigabytes, and nothing here calls it: device kernels and pools, the tree, the server's arguments, platform
-probes. Its hash of pages, which is compiled when it is first called, is here the same chain in Python.
+dependencies of gigabytes, and nothing here calls it: device kernels and pools, the tree, the server's arguments, probes
+of the platform. Its hash of pages, which is compiled when it is first called, is here the same chain in Python.
 """
 
 from __future__ import annotations
