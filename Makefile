@@ -27,7 +27,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow and not engines" $(ARGS)
 
 test-vllm: $(STAMP) $(VSTAMP)
-	@$(VLLM)/bin/python -m pytest tests/engines_vllm $(ARGS)
+	@$(VLLM)/bin/python -m pytest -o faulthandler_timeout=600 tests/engines_vllm $(ARGS)
 
 check: $(STAMP)
 	@rc=0; for tool in "ruff format --check" "ruff check" mypy "lint-imports --no-logo"; do \

@@ -17,10 +17,11 @@ from tests.engines_vllm.prompts import LENGTH
 
 Start = Callable[..., Engine]
 Alone = Callable[..., list[list[int]]]
+Make = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Makes models, each once."""
     root, there = tmp_path_factory.mktemp("models"), {}
 

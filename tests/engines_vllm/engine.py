@@ -170,3 +170,9 @@ class Engine:
         if "error" in heard:
             raise EngineError(f"{heard['error']}\n{self.log()[-6000:]}")
         return heard["value"]
+
+
+def again(engine: Engine, *prompts: Sequence[int], **options: Any) -> list[Answer]:
+    """Without what vLLM keeps itself."""
+    assert engine.do("reset")
+    return engine.generate(*prompts, **options)

@@ -97,11 +97,19 @@ class Engine:
         finished = {}
         while self._core.has_unfinished_requests():
             finished |= self.step()
+        self._settle()
         return finished
 
     def reset(self) -> Any:
         """Forget the KV of finished requests in vLLM's own pool."""
+        self._settle()
         return self._llm.reset_prefix_cache()
+
+    def _settle(self) -> None:
+        """Step until nothing is left to do, as an engine does that is a process of its own."""
+        core = getattr(self._core.engine_core, "engine_core", None)
+        while core is not None and core.scheduler.has_requests():
+            self._core.step()
 
     def metrics(self) -> Any:
         """The counters that tests compare."""
