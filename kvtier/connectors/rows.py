@@ -35,6 +35,7 @@ from kvtier.codecs.view import KVView
 from kvtier.errors import ConfigError, UsageError
 from kvtier.spec import KVSpec
 
+MOST_PIECES = 8192
 RUNS = 8
 """Runs of rows that one load looks for: behind so many holes nothing is looked for any more."""
 CALLS = 0.5
@@ -83,8 +84,13 @@ class RowMemory:
             strides: for each piece bytes from one row to the next.
             count: rows.
             owner: what keeps the memory alive.
+
+        Raises:
+            ConfigError: the sizes have so little in common that a row would be thousands of pieces.
         """
         each = math.gcd(*nbytes)
+        if sum(nbytes) > MOST_PIECES * each:
+            raise ConfigError(f"a row's pieces have {sorted(set(nbytes))} bytes: they have only {each} in common")
         pieces = [(begin + at, step) for begin, size, step in zip(addresses, nbytes, strides, strict=True)
                   for at in range(0, size, each)]  # fmt: skip
         begins, steps = (np.array(column, np.int64) for column in zip(*pieces, strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvtier.connectors.vllm.tier_lookup import LONGEST, Pins
 from tests.engines_vllm.engine import PAGE, Answer, Engine
 from tests.engines_vllm.host import Host
 from tests.engines_vllm.prompts import A, B, C, blocks, loadable, local
@@ -17,13 +18,15 @@ PROMPTS = (A, B, C)
 FOUND = [loadable(prompt, PAGE) for prompt in PROMPTS]
 ALONE = [local(A), local(B, A), local(C, A, B)]
 """Tokens that vLLM finds in its own pool when it has computed the prompts before."""
+CHUNK = 4 * 2 * 4 * 32 * PAGE * 4
+"""Bytes: layers, K and V, heads, elements, tokens, float32."""
 
 
 def tiered(host: Host | Path, **options: Any) -> dict[str, Any]:
     tier = {"type": "KVTierSecondaryTier", "module_path": "kvtier.connectors.vllm", "revision": "1"}
-    tier |= {"target": str(getattr(host, "socket", host)), **options}
+    tier |= {"target": str(getattr(host, "socket", host))}
     extra = {"spec_name": "CpuTieringSpec", "spec_module_path": "tests.engines_vllm.tier_spec"}
-    extra |= {"cpu_bytes_to_use": 64 << 20, "secondary_tiers": [tier]}
+    extra |= {"cpu_bytes_to_use": options.pop("room", 64 << 20), "secondary_tiers": [tier | options]}
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
@@ -129,3 +132,64 @@ def test_an_engine_starts_without_a_host(tier, tmp_path, plain):
     assert (tokens(found), cached(found)) == (plain, ALONE)
     reasons = {labels["reason"] for _, labels, value in engine.do("series", prefix="vllm:kv_offload_kvtier") if value}
     assert reasons == {"store_unavailable"}
+
+
+def test_what_vllms_own_memory_has_no_room_for_comes_back(host, tier, plain):
+    """Its memory takes 40 of 49 chunks: what it dropped is loaded again, whatever it drops for that."""
+    engine = tier(host, room=40 * CHUNK)
+    assert tokens(answers(engine)) == plain
+    host.has(blocks(*PROMPTS, block=PAGE))
+    before = host.tell("status")["hits"].get("cpu", 0)
+    for _ in range(2):
+        assert engine.do("reset")
+        assert tokens(answers(engine)) == plain
+    assert host.tell("status")["hits"]["cpu"] > before
+    host.idle()
+
+
+def test_requests_at_once_and_requests_that_are_given_up(host, tier, plain):
+    """Whoever hangs up while chunks are looked for, or loaded, leaves no lease behind."""
+    answers(tier(host))
+    host.has(blocks(*PROMPTS, block=PAGE))
+    second = tier(host)
+    gone = second.do("begin", prompts=[A, B, C, A[:500], B[:700]])
+    second.do("step", count=2)
+    second.do("abort", names=gone[:3])
+    second.do("step", count=1)
+    second.do("abort", names=gone[3:])
+    found = second.generate(*PROMPTS)
+    assert tokens(found) == plain
+    assert [answer.cached for answer in found] == FOUND
+    host.idle()
+
+
+class Leased:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_leases_end_with_their_request_with_their_load_or_in_time():
+    now = [0.0]
+    pins, hits = Pins(lambda: now[0]), [Leased() for _ in range(5)]
+    pins.begin("a")
+    pins.hold("a", hits[0])
+    assert pins.take("a") == [hits[0]]
+    pins.hold("a", hits[1])
+    pins.end("a")
+    assert not hits[0].closed, "its load closes it"
+    assert hits[1].closed
+    pins.hold("a", hits[2])
+    assert hits[2].closed, "found when its request had ended"
+    pins.begin("b")
+    pins.hold("b", hits[3])
+    now[0] = LONGEST
+    pins.hold("b", hits[4])
+    pins.sweep()
+    assert not hits[3].closed
+    now[0] += 1.0
+    pins.sweep()
+    assert (hits[3].closed, hits[4].closed) == (True, False)
+    pins.close()
+    assert hits[4].closed

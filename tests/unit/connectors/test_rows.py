@@ -159,6 +159,8 @@ def test_what_cannot_be_is_said(cache, rows):
         RowMemory.of(np.zeros((2, 4), np.float32))
     with pytest.raises(ConfigError, match="even"):
         RowMemory.of(np.zeros((2, 5), np.uint8)).spec(16)
+    with pytest.raises(ConfigError, match="2 in common"):
+        RowMemory.scattered([0, 0], [1 << 20, 6], [1 << 20, 6], 4, None)
     stored(rows, names_of(1, 2), pages_of(2))
     with pytest.raises(KVMismatch, match="share memory"):
         loaded(rows, names_of(1, 2), where=[0, 0])
