@@ -20,6 +20,7 @@ from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from tests.door_fixture import door_in_thread, folders
 from tests.engines_vllm.host import ROOT, Host, eventually, running
+from tests.remote_fixture import remote_door
 from tests.sglang_released import MHA_LAYOUTS, MLA_LAYOUTS, PAGE, Engine, digest, pages_of, pool_of
 
 PROMPT = list(range(7, 7 + 10 * PAGE))
@@ -240,6 +241,21 @@ def test_a_page_is_known_to_follow_the_one_before_it(start):
             before = [table.parent_of(row) for row in table.rows.values()]
             assert before == [None, *list(table.rows.values())[:-1]]
             engine.close()
+
+
+def test_an_engine_without_a_kvtier_of_its_own_uses_another_hosts(start, tmp_path):
+    store = LocalStore()
+    with (
+        closing(Arena.private(64 << 20)) as arena,
+        closing(Hierarchy(arena, {}, LocalIndex(store, store.register("host")))) as hierarchy,
+        remote_door(hierarchy, tmp_path) as remote,
+    ):
+        token = remote.add("team-a")
+        pages = stored(start(socket=remote.url, token=token))
+        hit, found = start(socket=remote.url, token=token).prefetch(PROMPT)
+        assert hit == len(PROMPT)
+        assert same(found, pages)
+        assert start(socket=remote.url, token=remote.add("team-b", tenant="b")).prefetch(PROMPT) == (0, [])
 
 
 def test_sglang_is_told_how_much_was_moved(start):
