@@ -108,7 +108,7 @@ class SchedulerSide:
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """How many tokens can be loaded beyond the `local` ones that the engine has; None for "ask again"."""
         sequence = self._sequences.get(request.request_id)
-        if sequence is None or request.skip_reading_prefix_cache:
+        if sequence is None or sequence.barred or request.skip_reading_prefix_cache:
             return 0, False
         found = sequence.found
         if found is not None and self._clock() - found.at > KEPT:
@@ -308,6 +308,7 @@ class SchedulerSide:
             self.counters["loaded_tokens"] += max(0, min(upto, found.tokens) - sequence.local)
             if upto < found.tokens:
                 self.counters["failed_tokens"] += found.tokens - max(upto, sequence.local)
+                sequence.barred = True  # what is not loadable may be promised for ever: the rest of it is computed
                 sequence.stored = min(sequence.stored, upto // self._stored.block_tokens)
         sequence.let_go()
 

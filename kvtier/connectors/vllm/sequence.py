@@ -24,6 +24,7 @@ class Sequence:
         found: what is leased for it.
         local: tokens that the engine itself had when it was last promised something.
         loading: whether the workers are loading what it was promised.
+        barred: whether it is promised nothing any more, because that could not be loaded.
     """
 
     def __init__(self, request: Any) -> None:
@@ -39,6 +40,7 @@ class Sequence:
         self.found: Found | None = None
         self.local = 0
         self.loading = False
+        self.barred = False
 
     def take(self, found: Found, block_tokens: int) -> None:
         """Take what a lookup found."""
