@@ -127,6 +127,7 @@ class SchedulerSide:
         sequence = self._sequences.get(request.request_id)
         if sequence is None or sequence.loading:
             return
+        sequence.runs = False
         found = sequence.found
         if found is None or not tokens:
             sequence.let_go()
@@ -192,6 +193,7 @@ class SchedulerSide:
             for name, tokens in output.num_scheduled_tokens.items():
                 sequence = self._sequences.get(name)
                 if sequence is not None:
+                    sequence.runs = True
                     end = min(sequence.request.num_computed_tokens + tokens, sequence.request.num_tokens)
                     saves += self._complete(sequence, end, None)
         self._steps.append((self._clock(), output.total_num_scheduled_tokens))
@@ -213,7 +215,7 @@ class SchedulerSide:
         sequence = self._sequences.pop(request.request_id, None)
         if sequence is None:
             return
-        if self._saves and not request.status.name.endswith("ERROR"):
+        if self._saves and sequence.runs and not request.status.name.endswith("ERROR"):
             # Of tokens that were not known yet when they were computed: a step ago, when steps overlap.
             end = min(request.num_computed_tokens, request.num_tokens - 1)
             self._late += self._complete(sequence, end, pages)

@@ -162,6 +162,7 @@ def test_what_became_known_with_the_last_step_is_saved_at_the_end(engine: Engine
 def test_of_what_failed_nothing_is_saved(engine: Engine, name: str, saves: int) -> None:
     request = engine.arrive()
     engine.admit(request)
+    engine.side.step(output(a=BLOCK - 1))
     request.num_computed_tokens = BLOCK
     request.status = SimpleNamespace(name=name)
     engine.side.ended(request, (PAGES,))
@@ -242,4 +243,14 @@ def test_pages_that_a_window_has_passed_are_not_saved(engine: Engine) -> None:
     engine.admit(request)
     engine.manager.pages["a"] = ([0, 0, *PAGES[2:]],)
     assert engine.side.step(output(a=2 * BLOCK)).saves == ()
+    assert engine.pool.held == []
+
+
+def test_what_another_connector_is_loading_is_not_saved_when_its_request_is_aborted(engine: Engine) -> None:
+    """vLLM counts the tokens as computed from when it waits for them; see its MultiConnector."""
+    request = engine.arrive()
+    engine.admit(request)
+    request.num_computed_tokens = 3 * BLOCK
+    engine.side.ended(request, (PAGES,))
+    assert engine.side.step(output()).saves == ()
     assert engine.pool.held == []
