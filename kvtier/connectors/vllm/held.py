@@ -28,9 +28,10 @@ class HeldPages:
         """How many saves hold pages."""
         return len(self._held)
 
-    def room(self, pages: int) -> bool:
-        """Whether so many more may be held."""
-        return self._pages + pages <= int(self._pool.num_gpu_blocks) // LARGEST_SHARE
+    @property
+    def room(self) -> int:
+        """How many more may be held."""
+        return int(self._pool.num_gpu_blocks) // LARGEST_SHARE - self._pages
 
     @property
     def null(self) -> int:

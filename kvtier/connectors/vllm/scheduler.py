@@ -260,13 +260,16 @@ class SchedulerSide:
             return []
         if pages is None:
             pages = self._manager.get_block_ids(sequence.request.request_id)
+        whole, last = last, min(last, first + self._held.room // (step // self._stored.page_tokens * len(pages)))
+        if last < whole:  # the rest of them in a later step
+            self.counters["refused:engine_pressure"] += max(0, whole - max(last, sequence.pressed))
+            sequence.pressed = max(whole, sequence.pressed)
+        if last == first:
+            return []
         blocks = self._blocks(sequence, first * step, last * step, first * step, pages)
         held = [page for group in blocks.pages for page in group]
         if GONE in held:
             return []  # a window has passed what could not be saved in its time
-        if not self._held.room(len(held)):
-            self.counters["refused:engine_pressure"] += last - first
-            return []
         self._numbers += 1
         self._held.hold(self._numbers, held)
         self._saving[self._numbers] = sequence, first, last

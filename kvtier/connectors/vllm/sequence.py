@@ -24,6 +24,7 @@ class Sequence:
         found: what is leased for it.
         local: tokens that the engine itself had when it was last promised something.
         loading: whether the workers are loading what it was promised.
+        pressed: leading blocks that were counted as refused because the engine may not hold more pages.
         runs: whether it was computed since its pages were allocated: another connector's load may be under way before.
         barred: whether it is promised nothing any more, because that could not be loaded.
     """
@@ -41,6 +42,7 @@ class Sequence:
         self.found: Found | None = None
         self.local = 0
         self.loading = False
+        self.pressed = 0
         self.runs = False
         self.barred = False
 

@@ -191,11 +191,21 @@ def test_what_could_not_be_loaded_is_saved_again(engine: Engine, cache: kvtier.C
     assert engine.side.drain()["failed_tokens"] == 2 * BLOCK
 
 
-def test_no_more_than_a_part_of_the_engines_pages_is_held(here: Here) -> None:
-    engine = Engine(here, pages=32)
+def test_no_more_than_a_part_of_the_engines_pages_is_held_and_the_rest_is_saved_later(here: Here) -> None:
+    engine = Engine(here, pages=36)
     request = engine.arrive()
     engine.admit(request)
-    assert engine.side.step(output(a=3 * BLOCK)).saves == ()
+    # Of 36 pages 9 may be held; a block has 4 of them.
+    [save] = engine.side.step(output(a=5 * BLOCK)).saves
+    assert (save.blocks.start, len(save.blocks.keys)) == (0, 2)
+    request.num_computed_tokens = 5 * BLOCK
+    for _ in range(3):
+        assert engine.side.step(output(a=1)).saves == ()
+        assert len(engine.pool.held) == 8
+    engine.side.done(Outcome(saved={save.number: (1, 2)}))
+    [save] = engine.side.step(output(a=1)).saves
+    assert (save.blocks.start, len(save.blocks.keys)) == (2 * BLOCK, 4)
+    # Each block once, however often it was refused.
     assert engine.side.drain()["refused:engine_pressure"] == 3
     engine.side.close()
 
