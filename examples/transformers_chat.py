@@ -3,7 +3,7 @@
     python examples/transformers_chat.py MODEL [DOCUMENT]
 
 MODEL is a name on the Hugging Face Hub or a folder. With `kvtier up` running, every process that asks about the same
-document shares its KV; without, it is kept in this process and each turn reuses the one before.
+document shares its KV, and a chat that was broken off goes on where it was; without, it is kept in this process.
 """
 
 import sys
@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 import kvtier
-from kvtier.connectors.transformers import generate, space_for
-from kvtier.errors import SessionError
+from kvtier.connectors.transformers import KVTierCache, space_for
+from kvtier.errors import KVTierError, SessionError
 
 
 def host() -> kvtier.Cache:
@@ -38,21 +39,32 @@ def main() -> None:
     """Answer until an empty line."""
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
-    name, document = sys.argv[1], Path(sys.argv[2] if len(sys.argv) > 2 else __file__).read_text()
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForCausalLM.from_pretrained(name).eval()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    name, file = sys.argv[1], Path(sys.argv[2] if len(sys.argv) > 2 else __file__)
+    try:
+        document = file.read_text()
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name).eval()
+    except (OSError, ValueError) as exc:
+        raise SystemExit(f"cannot read {name} or {file}: {exc}") from None
+    if tokenizer.chat_template is None:
+        raise SystemExit(f"{name} is no chat model: its tokenizer has no chat template")
     messages = [{"role": "system", "content": f"Answer questions about this document.\n\n{document}"}]
-    with host() as cache:
-        space = space_for(cache, model, model_name=name, revision="main", plan="raw")
-        while question := ask():
-            messages.append({"role": "user", "content": question})
-            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            began = time.perf_counter()
-            answer = generate(model, ids, space, wait=5.0, max_new_tokens=64, do_sample=False)
-            seconds = time.perf_counter() - began
-            text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
-            messages.append({"role": "assistant", "content": text})
-            print(f"{text}\n({seconds:.1f} s; {answer.loaded:,} tokens loaded, {answer.computed:,} computed)")
+    try:
+        with host() as cache:
+            chat = KVTierCache(model, space_for(cache, model, model_name=name, revision="main"), wait=5.0)
+            while question := ask():
+                messages.append({"role": "user", "content": question})
+                ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+                began = time.perf_counter()
+                answer = model.generate(**chat.turn(ids), max_new_tokens=64, do_sample=False)
+                text = tokenizer.decode(answer[0, len(ids) :], skip_special_tokens=True)
+                messages.append({"role": "assistant", "content": text})
+                counts = f"{chat.kept:,} tokens kept, {chat.loaded:,} loaded, {chat.computed:,} computed"
+                print(f"{text}\n({time.perf_counter() - began:.1f} s; {counts})")
+    except KVTierError as exc:
+        raise SystemExit(str(exc)) from None
 
 
 if __name__ == "__main__":

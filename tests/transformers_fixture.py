@@ -18,7 +18,7 @@ SHAPE = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "head_dim": 16,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 32768,
     "initializer_range": 0.2,
     "pad_token_id": 0,
     "eos_token_id": None,

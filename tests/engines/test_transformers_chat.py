@@ -189,6 +189,11 @@ def replaced(chat, model):
         layer.values = layer.values * 2
 
 
+def written_to(chat, model):
+    for layer in chat.layers:
+        layer.values.mul_(2)
+
+
 def repeated(chat, model):
     chat.batch_repeat_interleave(2)
 
@@ -197,15 +202,15 @@ def selected(chat, model):
     chat.batch_select_indices(torch.tensor([0]))
 
 
-def masked(chat, model):
-    mask = torch.ones(1, chat.get_seq_length() + BLOCK, dtype=torch.long)
+def masked(chat, model, tokens=BLOCK):
+    mask = torch.ones(1, chat.get_seq_length() + tokens, dtype=torch.long)
     mask[0, 3] = 0
-    model(input_ids=words(7, BLOCK)[None], cache=chat, attention_mask=mask)
+    model(input_ids=words(7, tokens)[None], cache=chat, attention_mask=mask)
 
 
-def shifted(chat, model):
-    places = torch.arange(BLOCK)[None] + chat.get_seq_length() + 1
-    model(input_ids=words(7, BLOCK)[None], cache=chat, position_ids=places)
+def shifted(chat, model, tokens=BLOCK):
+    places = torch.arange(tokens)[None] + chat.get_seq_length() + 1
+    model(input_ids=words(7, tokens)[None], cache=chat, position_ids=places)
 
 
 def embedded(chat, model):
@@ -223,7 +228,7 @@ def under_autocast(chat, model):
         model(input_ids=words(7, BLOCK)[None], cache=chat)
 
 
-MEDDLING = [grown_by_another, replaced, repeated, selected, masked, shifted, embedded, in_training, under_autocast]
+MEDDLING = [grown_by_another, replaced, written_to, repeated, selected, masked, shifted, embedded, in_training, under_autocast]
 
 
 @torch.no_grad()
@@ -269,6 +274,33 @@ def test_a_copy_goes_its_own_way(cache, model):
         assert stored(space, branch) == len(branch) // BLOCK * BLOCK
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("meddle", [masked, shifted, written_to], ids=lambda meddle: meddle.__name__)
+def test_a_copy_of_what_is_not_known_begins_with_what_is_stored(cache, model, meddle):
+    space = space_of(cache, model)
+    chat, ids = KVTierCache(model, space), words(0, 40)
+    answer(model, chat, ids)
+    assert chat.saved().result().refused == ""
+    # Too little for a block: until the next turn nobody needs to know what it was.
+    meddle(chat, model, 3) if meddle is not written_to else meddle(chat, model)
+    other = copy.deepcopy(chat)
+    assert answer(model, other, ids)[len(ids) :].tolist() == plain(model, ids[None], ANSWER)[0]
+    assert (other.kept, other.loaded) == (0, 32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("meddle", [replaced, written_to], ids=lambda meddle: meddle.__name__)
+def test_what_was_changed_before_it_is_offered_again_is_not_saved(cache, model, meddle, monkeypatch):
+    space = space_of(cache, model)
+    chat, ids = KVTierCache(model, space), words(0, 40)
+    answer(model, chat, ids)
+    chat.saved().result()
+    chat.turn(ids)  # offers all of it again, for what was evicted meanwhile
+    monkeypatch.setattr(space, "save", lambda *_, **__: pytest.fail("saved"))
+    meddle(chat, model)
+    assert chat.saved().result().refused == "unknown_changed"
+
+
 def test_without_a_turn_it_is_a_cache_like_any_other_and_saves(cache, model):
     space = space_of(cache, model)
     chat, ids = KVTierCache(model, space), words(0, 40)
@@ -298,6 +330,10 @@ def test_what_would_compute_a_prompt_behind_itself_is_refused(cache):
     turn = chat.turn(ids)
     with pytest.raises(UsageError, match="1 are missing"):
         model(**turn)
+    for more in ({"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}):
+        with pytest.raises(UsageError, match="num_beams"):
+            model.generate(**chat.turn(ids), max_new_tokens=4, **more)
+    assert answer(model, chat, ids)[len(ids) :].tolist() == plain(model, ids[None], ANSWER)[0]
 
 
 def test_without_its_host_a_conversation_goes_on_and_later_turns_are_stored(cache, model, monkeypatch):

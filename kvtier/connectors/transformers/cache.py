@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -77,7 +76,7 @@ class KVTierCache(DynamicCache):
         self._model, self._wait, self._save = model, wait, save
         self._began, self._stops = 0.0, Stops.of(model)
         self._call: Call | None = None
-        self._rest = sys.maxsize
+        self._rest: int | None = None
         self._restart(torch.empty(1, 0, dtype=torch.long), (0,))
         watch(model)
 
@@ -136,19 +135,16 @@ class KVTierCache(DynamicCache):
 
     def saved(self) -> Future[Saved]:
         """What becomes of all whole blocks that are held now: a future; nobody needs to wait for it."""
+        self._doubt_changes()
         self._offer(all_of_them=True)
         return self._blocks.done()
 
     def before_forward(self, call: Call) -> None:
         """The model begins to compute; see `watch`."""
-        rest, self._rest = self._rest, sys.maxsize
-        if call.ids is not None and call.ids.shape[1] > rest:
-            raise UsageError(
-                f"{call.ids.shape[1]} tokens are to be computed, and of the turn's prompt {rest} are missing: pass "
-                "generate() what turn() returned (not with assisted decoding: it computes prompts from the beginning)"
-            )
-        if not self._intact():
-            self._record.unknown = self._record.unknown or "changed"
+        rest, self._rest = self._rest, None
+        if rest is not None and call.ids is not None:
+            self._check(call.ids, rest)
+        self._doubt_changes()
         if self._record.columns == 0 and call.ids is not None and len(call.ids) != len(self._record.pads):
             self._restart(torch.empty(len(call.ids), 0, dtype=torch.long), (0,) * len(call.ids))
         self._call, self._began = call, time.perf_counter()
@@ -182,29 +178,49 @@ class KVTierCache(DynamicCache):
     def __deepcopy__(self, memo: dict[int, Any]) -> KVTierCache:
         made = KVTierCache(self._model, self.space, wait=self._wait, save=self._save)
         made.layers = copy.deepcopy(self.layers, memo)
-        if self._intact() and not self._record.unknown:
-            made._restart(self._record.ids().clone(), self._record.pads)
+        known = self._record.known() if self._intact() else None
+        if known is not None:
+            made._restart(known.clone(), self._record.pads)
             made._blocks = self._blocks.copy()
         return made
+
+    def _check(self, ids: torch.Tensor, rest: int) -> None:
+        """Refuse a turn's first call when it is not the one that was prepared: its answer would be wrong."""
+        rows = len(self._record.pads)
+        if len(ids) != rows:
+            raise UsageError(
+                f"the turn has {rows} prompts, and {len(ids)} are computed: leave out num_beams and "
+                "num_return_sequences"
+            )
+        if ids.shape[1] > rest:
+            raise UsageError(
+                f"{ids.shape[1]} tokens are to be computed, and of the turn's prompt {rest} are missing: pass "
+                "generate() what turn() returned (not with assisted decoding: it computes prompts from the beginning)"
+            )
 
     def _restart(self, ids: torch.Tensor, pads: tuple[int, ...]) -> None:
         self._record, self._blocks = Record(ids, pads), Blocks(self.space, len(pads))
         self._look()
 
+    def _doubt_changes(self) -> None:
+        if not self._intact():
+            self._record.unknown = self._record.unknown or "changed"
+
     def _look(self) -> None:
         """Remember what the cache holds now."""
-        self._seen = [(ref(layer.keys), ref(layer.values)) for layer in self._filled()]
+        self._seen = [(ref(part), _changes(part)) for part in self._parts()]
 
     def _intact(self) -> bool:
         """Whether it holds what it held when it was looked at."""
-        now = self._filled()
+        now = self._parts()
         return len(now) == len(self._seen) and all(
-            keys() is layer.keys and values() is layer.values
-            for layer, (keys, values) in zip(now, self._seen, strict=True)
+            seen() is part and changes == _changes(part) for part, (seen, changes) in zip(now, self._seen, strict=True)
         )
 
-    def _filled(self) -> list[Any]:
-        return [layer for layer in self.layers if getattr(layer, "is_initialized", False)]
+    def _parts(self) -> list[torch.Tensor]:
+        """K and V of each layer that has some."""
+        filled = [layer for layer in self.layers if getattr(layer, "is_initialized", False)]
+        return [part for layer in filled for part in (layer.keys, layer.values)]
 
     def _offer(self, *, all_of_them: bool = False) -> None:
         """Save what is whole by now and was not saved."""
@@ -227,8 +243,8 @@ class KVTierCache(DynamicCache):
 
     def _keep(self, prompts: Prompts) -> int:
         """Keep what a conversation has in common with its next prompt; how many tokens."""
-        held = self._record.ids() if self._intact() and not self._record.unknown else None
-        if held is None or self._record.unknown or len(held) != 1 or prompts.pads != (0,) or any(self._record.pads):
+        held = self._record.known() if self._intact() else None
+        if held is None or len(held) != 1 or prompts.pads != (0,) or any(self._record.pads):
             common = 0
         else:
             length = min(held.shape[1], prompts.columns - 1)
@@ -248,3 +264,8 @@ class KVTierCache(DynamicCache):
             if ids.is_cuda:
                 torch.cuda.synchronize(ids.device)
             self.space.computed(ids.numel(), time.perf_counter() - self._began)
+
+
+def _changes(part: torch.Tensor) -> int:
+    """How often a tensor was written to, where torch counts it."""
+    return 0 if part.is_inference() else part._version

@@ -80,6 +80,11 @@ class Record:
         self._ids = self.ids()[:, :columns]
         self.columns = int(self._ids.shape[1])
 
+    def known(self) -> torch.Tensor | None:
+        """The tokens of all columns, `[rows, columns]`, in CPU memory; None when some are not known."""
+        ids = self.ids()
+        return None if self.unknown else ids
+
     def ids(self) -> torch.Tensor:
         """The tokens, `[rows, columns]`, in CPU memory; those before what is unknown."""
         fresh, self._fresh = self._fresh, []
