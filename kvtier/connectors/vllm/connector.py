@@ -160,7 +160,7 @@ class KVTierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._scheduler is not None and self._scheduler.pending
 
     def has_pending_block_frees(self) -> bool:
-        return self.has_pending_push_work()
+        return self._scheduler is not None and self._scheduler.soon_free
 
     def reset_cache(self) -> bool:
         self._side.reset()

@@ -87,7 +87,7 @@ class SchedulerSide:
 
     def bind(self, manager: Any) -> None:
         """Take vLLM's `KVCacheManager`, which knows the pages of every request."""
-        self._manager, self._held = manager, HeldPages(manager.block_pool)
+        self._manager, self._held = manager, HeldPages(manager.block_pool, self._clock)
 
     # What a request may load
 
@@ -228,6 +228,11 @@ class SchedulerSide:
     def pending(self) -> bool:
         """Whether pages are held for saves: the engine goes on stepping until they are free."""
         return bool(self._held)
+
+    @property
+    def soon_free(self) -> bool:
+        """Whether it is better to wait for pages that are being saved than to preempt a request."""
+        return self._held is not None and self._held.soon_free
 
     def reset(self) -> None:
         """Use none of what was stored until now, because the weights may be others: vLLM's word for it.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import kvtier
+from kvtier.connectors.vllm.held import SOON
 from kvtier.connectors.vllm.messages import Outcome
 from tests.unit.connectors.vllm.engine import BLOCK, output
-from tests.unit.connectors.vllm.side import PROMPT, Engine, leases, store
+from tests.unit.connectors.vllm.side import PAGES, PROMPT, Engine, leases, store
 
 
 def test_what_could_not_be_loaded_is_not_promised_again(engine: Engine, cache: kvtier.Cache) -> None:
@@ -20,3 +21,20 @@ def test_what_could_not_be_loaded_is_not_promised_again(engine: Engine, cache: k
     assert leases(cache) == 0
     # Others are: what failed may have been this request's affair.
     assert engine.admit(engine.arrive("b")) == 3 * BLOCK
+
+
+def test_a_save_that_hangs_keeps_no_request_from_being_scheduled(engine: Engine) -> None:
+    """vLLM does not preempt while a save may give pages back: that must be true, and soon."""
+    request = engine.arrive()
+    engine.admit(request)
+    engine.pool.touch(engine.pool.blocks[page] for page in PAGES)
+    [save] = engine.side.step(output(a=2 * BLOCK)).saves
+    assert engine.side.pending
+    assert not engine.side.soon_free  # the request has the pages as well
+    engine.pool.free_blocks(engine.pool.blocks[page] for page in PAGES)
+    assert engine.side.soon_free
+    engine.now += SOON + 0.01
+    assert not engine.side.soon_free
+    assert engine.side.pending
+    engine.side.done(Outcome(saved={save.number: (1, 2)}))
+    assert not engine.side.pending
