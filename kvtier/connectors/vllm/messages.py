@@ -83,11 +83,13 @@ class Step:
         loads: to be done, or begun.
         saves: to be begun when the step is done.
         computes: whether the model runs in it.
+        number: of the step, from 1 on.
     """
 
     loads: tuple[Load, ...] = ()
     saves: tuple[Save, ...] = ()
     computes: bool = True
+    number: int = 0
 
 
 @dataclass
@@ -97,17 +99,19 @@ class Outcome:
     Attributes:
         loaded: request -> ranks that answered, and the token up to which all of them have loaded.
         saved: number of the save -> ranks that answered, and the blocks that all of them have stored, from its first.
+        step: number of the last step in which the model has run; 0 for none since the last outcome.
     """
 
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)
     saved: dict[int, tuple[int, int]] = field(default_factory=dict)
+    step: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.loaded or self.saved)
+        return bool(self.loaded or self.saved or self.step)
 
     def merge(self, other: Outcome) -> Outcome:
         """Both, with the lesser of what each achieved."""
-        return Outcome(_merged(self.loaded, other.loaded), _merged(self.saved, other.saved))
+        return Outcome(_merged(self.loaded, other.loaded), _merged(self.saved, other.saved), max(self.step, other.step))
 
 
 def _merged(one: Mapping[Any, tuple[int, int]], two: Mapping[Any, tuple[int, int]]) -> dict[Any, tuple[int, int]]:

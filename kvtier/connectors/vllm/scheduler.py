@@ -80,7 +80,8 @@ class SchedulerSide:
         self._numbers = 0
         self._answers = Outcome()
         self._left = STEP_WAIT
-        self._steps: deque[tuple[float, int]] = deque(maxlen=64)
+        self._steps: deque[tuple[int, float, int]] = deque(maxlen=64)
+        self._step = 0
         self._until = 0.0
         self._manager: Any = None
         self._held: HeldPages | None = None
@@ -196,14 +197,17 @@ class SchedulerSide:
                     sequence.runs = True
                     end = min(sequence.request.num_computed_tokens + tokens, sequence.request.num_tokens)
                     saves += self._complete(sequence, end, None)
-        self._steps.append((self._clock(), output.total_num_scheduled_tokens))
-        return Step(loads, tuple(saves), output.total_num_scheduled_tokens > 0)
+        self._step += 1
+        computes = output.total_num_scheduled_tokens > 0
+        if computes:
+            self._steps.append((self._step, self._clock(), output.total_num_scheduled_tokens))
+        return Step(loads, tuple(saves), computes, self._step)
 
     def done(self, outcome: Outcome | None) -> None:
         """What the workers answered to a step."""
-        self._observe()
         if not outcome:
             return
+        self._observe(outcome.step)
         answers = self._answers = self._answers.merge(outcome)
         for name in [name for name, (ranks, _) in answers.loaded.items() if ranks >= self._ranks]:
             self._was_loaded(name, answers.loaded.pop(name)[1])
@@ -330,11 +334,11 @@ class SchedulerSide:
         if first + blocks < last:  # refused: once more when its next block is complete
             sequence.stored = min(sequence.stored, first + blocks)
 
-    def _observe(self) -> None:
+    def _observe(self, step: int) -> None:
         """Tell the host how fast the engine computes, so that what would take longer to load is declined."""
-        if not self._steps:
-            return
-        (began, tokens), now = self._steps.popleft(), self._clock()
-        seconds, self._until = now - max(began, self._until), now
-        if self._declines and tokens >= TELLING and seconds > 0:
-            self._link.computed(tokens, seconds)
+        while self._steps and self._steps[0][0] <= step:
+            (number, began, tokens), now = self._steps.popleft(), self._clock()
+            if number == step:
+                seconds, self._until = now - max(began, self._until), now
+                if self._declines and tokens >= TELLING and seconds > 0:
+                    self._link.computed(tokens, seconds)

@@ -118,6 +118,8 @@ class WorkerSide:
         self._begun = step
         with self._lock:
             unsound, self._unsound = self._unsound, False
+            if step.computes:
+                self._outcome.step = step.number
         if not step.saves:
             return
         mine = self._rank % self._stored.replicas == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 import kvtier
 from kvtier.connectors.vllm.held import SOON
 from kvtier.connectors.vllm.messages import Outcome
 from tests.unit.connectors.vllm.engine import BLOCK, output
-from tests.unit.connectors.vllm.side import PAGES, PROMPT, Engine, leases, store
+from tests.unit.connectors.vllm.side import PAGES, PROMPT, Engine, Here, leases, store
 
 
 def test_what_could_not_be_loaded_is_not_promised_again(engine: Engine, cache: kvtier.Cache) -> None:
@@ -38,3 +40,17 @@ def test_a_save_that_hangs_keeps_no_request_from_being_scheduled(engine: Engine)
     assert engine.side.pending
     engine.side.done(Outcome(saved={save.number: (1, 2)}))
     assert not engine.side.pending
+
+
+def test_the_engines_speed_is_that_of_the_steps_that_compute(engine: Engine, here: Here) -> None:
+    """vLLM reports nothing of a step that neither computes nor brings news, as while a load is under way."""
+    for _ in range(100):
+        engine.side.step(output())
+        engine.now += 0.001
+    for tokens, seconds in ((512, 2.0), (8, 0.5), (1024, 4.0)):
+        step = engine.side.step(output(a=tokens))
+        engine.now += seconds
+        engine.side.done(Outcome(step=step.number))
+        engine.side.step(output())
+        engine.side.done(None)
+    assert here.speeds == [(512, pytest.approx(2.0)), (1024, pytest.approx(4.0))]
