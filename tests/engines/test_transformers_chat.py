@@ -189,7 +189,7 @@ def replaced(chat, model):
         layer.values = layer.values * 2
 
 
-def written_to(chat, model):
+def written_to(chat, model, _tokens=0):
     for layer in chat.layers:
         layer.values.mul_(2)
 
@@ -228,7 +228,18 @@ def under_autocast(chat, model):
         model(input_ids=words(7, BLOCK)[None], cache=chat)
 
 
-MEDDLING = [grown_by_another, replaced, written_to, repeated, selected, masked, shifted, embedded, in_training, under_autocast]
+MEDDLING = [
+    grown_by_another,
+    replaced,
+    written_to,
+    repeated,
+    selected,
+    masked,
+    shifted,
+    embedded,
+    in_training,
+    under_autocast,
+]
 
 
 @torch.no_grad()
@@ -282,7 +293,7 @@ def test_a_copy_of_what_is_not_known_begins_with_what_is_stored(cache, model, me
     answer(model, chat, ids)
     assert chat.saved().result().refused == ""
     # Too little for a block: until the next turn nobody needs to know what it was.
-    meddle(chat, model, 3) if meddle is not written_to else meddle(chat, model)
+    meddle(chat, model, 3)
     other = copy.deepcopy(chat)
     assert answer(model, other, ids)[len(ids) :].tolist() == plain(model, ids[None], ANSWER)[0]
     assert (other.kept, other.loaded) == (0, 32)
