@@ -6,8 +6,9 @@ import re
 import struct
 from typing import Any
 
-CONTENT = re.compile(r"(?:^|:)[0-9a-f]{32,128}$")
-"""How vLLM names a multimodal input by its content; a name that a caller chose says nothing of it."""
+CONTENT = re.compile(r"(?:^|:)(?:[0-9a-f]{64}|[0-9a-f]{128})\Z")
+"""How vLLM names a multimodal input by its content (BLAKE3, SHA-256, SHA-512); a name that a caller chose, such as a
+UUID, says nothing of it."""
 
 
 class Unstorable(Exception):
