@@ -219,7 +219,8 @@ class KVTierCache(DynamicCache):
 
     def _parts(self) -> list[torch.Tensor]:
         """K and V of each layer that has some."""
-        filled = [layer for layer in self.layers if getattr(layer, "is_initialized", False)]
+        layers: list[Any] = self.layers
+        filled = [layer for layer in layers if getattr(layer, "is_initialized", False)]
         return [part for layer in filled for part in (layer.keys, layer.values)]
 
     def _offer(self, *, all_of_them: bool = False) -> None:
@@ -268,4 +269,4 @@ class KVTierCache(DynamicCache):
 
 def _changes(part: torch.Tensor) -> int:
     """How often a tensor was written to, where torch counts it."""
-    return 0 if part.is_inference() else part._version
+    return 0 if part.is_inference() else int(part._version)  # noqa: SLF001 - torch has no other name for it
