@@ -28,10 +28,12 @@ def extras(request: Any, block_tokens: int, blocks: int) -> list[bytes] | None:
         blocks: how many.
 
     Raises:
-        Unstorable: embeddings in place of tokens, or an input with a name of the caller's choice.
+        Unstorable: embeddings in place of tokens, a LoRA whose files may change, or an input with a name of the caller's choice.
     """
     if request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None:
         raise Unstorable("prompt_embeds")
+    if getattr(getattr(request, "lora_request", None), "load_inplace", False):
+        raise Unstorable("adapter_in_place")  # read anew whenever vLLM likes
     features = getattr(request, "mm_features", None) or ()
     if not features and not request.cache_salt:
         return None

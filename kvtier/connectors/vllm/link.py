@@ -52,6 +52,10 @@ class Link:
                 self._spaces[recipe, rank] = space
             return space
 
+    def say(self, what: str) -> None:
+        """Tell people, once."""
+        self._link.say(what)
+
     def computed(self, tokens: int, seconds: float) -> None:
         """Say how fast the engine computes; see `Space.computed`."""
         with self._lock:

@@ -17,7 +17,7 @@ from kvtier.client.space import Space
 from kvtier.connectors.vllm.link import Link
 from kvtier.connectors.vllm.messages import Recipe
 from kvtier.connectors.vllm.stored import Stored
-from kvtier.connectors.vllm.weights import adapter_digest
+from kvtier.connectors.vllm.weights import Adapters
 from kvtier.errors import KVTierError
 
 THREADS = 16
@@ -91,6 +91,7 @@ class Lookups:
     ) -> None:
         self.generation = ""
         self._link, self._stored, self._revision, self._wait, self._clock = link, stored, revision, wait, clock
+        self._adapters = Adapters()
         self._threads = ThreadPoolExecutor(THREADS, "kvtier-lookup")
 
     def begin(self, prompt: Prompt) -> Future[Found]:
@@ -106,11 +107,11 @@ class Lookups:
         """What names the KV of a request; None while the weights' revision is not known. Reads a LoRA's files.
 
         Raises:
-            ConfigError: the LoRA's files are not there.
+            ConfigError: the LoRA's files are not there, or were others.
         """
         if not self._revision.done():
             return None
-        adapter = (lora[0], adapter_digest(lora[1])) if lora else None
+        adapter = (lora[0], self._adapters.digest(*lora)) if lora else None
         return self._stored.named(self._revision.result(), generation, adapter)
 
     def close(self) -> None:
@@ -121,6 +122,7 @@ class Lookups:
         try:
             return self._look(prompt, generation)
         except KVTierError as exc:
+            self._link.say(str(exc))
             return self._nothing(None, type(exc).__name__)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the request is computed
             return self._nothing(None, f"bug_{type(exc).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,8 @@ from kvtier.errors import ConfigError
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+ADAPTERS = 4096
+"""Names that are remembered."""
 THREADS = 8
 HEX = frozenset("0123456789abcdef")
 
@@ -40,16 +43,43 @@ def revision_of(model: str, commit: str | None) -> str:
     return f"sha256:{digest(files)}"
 
 
-def adapter_digest(path: str) -> str:
-    """SHA-256 of a LoRA's files.
+class Adapters:
+    """Digests of LoRAs, each read once. Thread-safe.
 
-    Raises:
-        ConfigError: they are not in a folder of this machine.
+    An engine keeps what it has loaded under a name, whatever becomes of the files, and loads them anew when it likes.
+    So once they are others nobody knows any more which of both the KV under this name is of.
     """
-    files = [file for name in ADAPTER if (file := Path(path) / name).is_file()]
-    if len(files) < 2:
-        raise ConfigError(f"{path} is no folder with adapter_config.json and adapter_model.*; its KV cannot be named")
-    return digest(files)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[object, str]] = {}
+
+    def digest(self, name: str, path: str) -> str:
+        """SHA-256 of a LoRA's files.
+
+        Raises:
+            ConfigError: they are not in a folder of this machine, or are not those that this name had first.
+        """
+        files = [file for each in ADAPTER if (file := Path(path) / each).is_file()]
+        if len(files) < 2:
+            raise ConfigError(
+                f"{path} is no folder with adapter_config.json and adapter_model.*; KV of the LoRA {name!r} is neither "
+                "stored nor loaded: load it from a folder"
+            )
+        with self._lock:
+            seen = _seen(files)
+            stamp, known = self._known.get(name, (None, ""))
+            if not known or stamp != seen:
+                found = digest(files)
+                if known and found != known:
+                    raise ConfigError(
+                        f"the files of the LoRA {name!r} have changed since it was first used; its KV is neither "
+                        "stored nor loaded until the engine is started anew: give a new adapter a new name"
+                    )
+                if len(self._known) >= ADAPTERS:
+                    del self._known[next(iter(self._known))]
+                self._known[name], known = (seen, found), found
+            return known
 
 
 def digest(files: Iterable[Path]) -> str:
@@ -66,6 +96,12 @@ def digest(files: Iterable[Path]) -> str:
 def is_commit(text: str) -> bool:
     """Whether this is the full name of a commit, which never names other files."""
     return len(text) == 40 and HEX.issuperset(text)
+
+
+def _seen(files: Iterable[Path]) -> object:
+    """What changes when files do, without reading them."""
+    stats = [(str(file), file.stat()) for file in files]
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def _content(file: Path) -> bytes:

@@ -29,12 +29,16 @@ class Here:
     def __init__(self, cache: kvtier.Cache) -> None:
         self.cache: kvtier.Cache | None = cache
         self.speeds: list[tuple[int, float]] = []
+        self.said: list[str] = []
         self.free = threading.Event()
         self.free.set()
 
     def space(self, recipe: Recipe, rank: int) -> kvtier.Space | None:
         self.free.wait()
         return None if self.cache is None else recipe.open(self.cache, rank)
+
+    def say(self, what: str) -> None:
+        self.said.append(what)
 
     def computed(self, tokens: int, seconds: float) -> None:
         self.speeds.append((tokens, seconds))

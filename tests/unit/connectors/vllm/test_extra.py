@@ -60,6 +60,7 @@ def test_images_beyond_the_last_whole_block_change_nothing() -> None:
         (request((None, 0, 10)), "multimodal_name"),
         (request(("550e8400e29b41d4a716446655440000", 0, 10)), "multimodal_name"),
         (request((IMAGE + "\n", 0, 10)), "multimodal_name"),
+        (request(lora_request=SimpleNamespace(load_inplace=True)), "adapter_in_place"),
         (SimpleNamespace(prompt_token_ids=None, prompt_embeds=object(), cache_salt=None), "prompt_embeds"),
     ],
 )

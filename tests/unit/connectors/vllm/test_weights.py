@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.connectors.vllm.weights import adapter_digest, revision_of
+from kvtier.connectors.vllm.weights import Adapters, revision_of
 from kvtier.errors import ConfigError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -77,9 +77,27 @@ def test_nothing_to_name_them_by_is_an_error_that_says_what_to_do(tmp_path: Path
 def test_an_adapter_is_named_by_configuration_and_weights(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 8}')
     with pytest.raises(ConfigError, match="adapter_model"):
-        adapter_digest(str(tmp_path))
+        Adapters().digest("a", str(tmp_path))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
-    named = adapter_digest(str(tmp_path))
-    assert adapter_digest(str(tmp_path)) == named
+    named = Adapters().digest("a", str(tmp_path))
+    assert Adapters().digest("b", str(tmp_path)) == named
     (tmp_path / "adapter_config.json").write_text('{"r": 9}')
-    assert adapter_digest(str(tmp_path)) != named
+    assert Adapters().digest("a", str(tmp_path)) != named
+
+
+def test_an_adapter_whose_files_change_under_its_name_has_none_any_more(tmp_path: Path) -> None:
+    """vLLM may have loaded the one or the other."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"weights")
+    adapters = Adapters()
+    named = adapters.digest("a", str(tmp_path))
+    weights.touch()
+    assert adapters.digest("a", str(tmp_path)) == named
+    weights.write_bytes(b"weightt")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="new name"):
+            adapters.digest("a", str(tmp_path))
+    assert adapters.digest("b", str(tmp_path)) != named
+    weights.write_bytes(b"weights")
+    assert adapters.digest("a", str(tmp_path)) == named
