@@ -28,7 +28,8 @@ def extras(request: Any, block_tokens: int, blocks: int) -> list[bytes] | None:
         blocks: how many.
 
     Raises:
-        Unstorable: embeddings in place of tokens, a LoRA whose files may change, or an input with a name of the caller's choice.
+        Unstorable: embeddings in place of tokens, a LoRA that is loaded in place, or an input with a name of the
+            caller's choice.
     """
     if request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None:
         raise Unstorable("prompt_embeds")
