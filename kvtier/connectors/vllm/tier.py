@@ -6,9 +6,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as await_all
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
@@ -25,8 +24,6 @@ from kvtier.errors import KVTierError, UsageError
 
 log = logging.getLogger("vllm.kvtier")
 LOADERS = 4
-TOUCHES = 64
-"""Touches that may wait; one more is left out."""
 REASONS = "vllm:kv_offload_kvtier_reasons"
 """Counter of what was not stored or not loaded, by reason."""
 
@@ -72,9 +69,8 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._pins = Pins()
         self._lookups = Lookups(tier_type, self._chunks, self._pins, options.wait)
         self._threads = ThreadPoolExecutor(LOADERS, "kvtier-tier")
-        self._touches = threading.BoundedSemaphore(TOUCHES)
         self._done: SimpleQueue[tuple[JobResult, tuple[bytes, ...]]] = SimpleQueue()
-        self._running: set[Future[Any]] = set()
+        self._jobs, self._ended = 0, threading.Condition()
         self._counters: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
 
@@ -98,14 +94,6 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._lookups.flush()
         self._pins.sweep()
 
-    def touch(self, keys: Collection[Any], req_context: Any) -> None:
-        rows = self._chunks.rows
-        if rows is None or not self._touches.acquire(blocking=False):
-            return
-        chain = rows.chain(list(keys))
-        touched = self._threads.submit(lambda: rows.match(chain, wait=0.0, again=True).close())
-        touched.add_done_callback(lambda _: self._touches.release())
-
     # Jobs
 
     def submit_store(self, job_metadata: Any) -> None:
@@ -115,22 +103,22 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             if refused:
                 self._counters[f"store_{refused}"] += 1
             nbytes = 0 if refused else len(job.keys) * self._chunks.nbytes
-            self._done.put((JobResult(job.job_id, not refused, None, time.monotonic() - began, nbytes), ()))
+            self._end(JobResult(job.job_id, not refused, None, time.monotonic() - began, nbytes))
 
+        self._begin()
         try:
             save = self._save(job)
         except (KVTierError, UsageError) as exc:
             ended(type(exc).__name__)
             return
         if save is None:
-            ended("unavailable")
+            ended("unavailable" if job.keys else "")
             return
-        self._running.add(save)
         save.add_done_callback(lambda done: ended(_why(done)))
 
     def _save(self, job: Any) -> Future[Saved] | None:
         rows = self._chunks.rows
-        if rows is None:
+        if rows is None or not job.keys:
             return None
         where = dict(zip(job.keys, job.chunk_ids.tolist(), strict=True))
         keys = [key for group in self._chunks.in_order(where, job.req_context) for key in group]
@@ -140,7 +128,8 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     def submit_load(self, job_metadata: Any) -> None:
         pins = self._pins.take(job_metadata.req_context.req_id)
-        self._running.add(self._threads.submit(self._load, job_metadata, pins))
+        self._begin()
+        self._threads.submit(self._load, job_metadata, pins)
 
     def _load(self, job: Any, pins: list[Any]) -> None:
         began, keys = time.monotonic(), tuple(job.keys)
@@ -159,10 +148,19 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             lost = tuple(key for key, there in zip(keys, found, strict=True) if not there)
             self._counters["load_lost"] += len(lost)
             seconds, nbytes = time.monotonic() - began, len(good) * self._chunks.nbytes
-            self._done.put((JobResult(job.job_id, not lost, good or None, seconds, nbytes), lost))
+            self._end(JobResult(job.job_id, not lost, good or None, seconds, nbytes), lost)
+
+    def _begin(self) -> None:
+        with self._ended:
+            self._jobs += 1
+
+    def _end(self, result: JobResult, lost: tuple[bytes, ...] = ()) -> None:
+        with self._ended:
+            self._done.put((result, lost))
+            self._jobs -= 1
+            self._ended.notify_all()
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        self._running = {running for running in self._running if not running.done()}
         results: list[JobResult] = []
         while True:
             try:
@@ -173,7 +171,8 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             results.append(result)
 
     def drain_jobs(self) -> None:
-        await_all(self._running)
+        with self._ended:
+            self._ended.wait_for(lambda: not self._jobs)
 
     # The whole
 

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 
 from kvtier.client.hit import Hit
+from kvtier.connectors.rows import RUNS
 from kvtier.connectors.vllm.tier_rows import TierRows
 
 EMPTY = 2
@@ -99,8 +100,9 @@ class Lookups(AsyncLookupManager):  # type: ignore[misc]
             return [False] * len(keys)
         found: set[bytes] = set()
         for group in self._chunks.in_order(keys, req_context):
-            at, empty = 0, 0
-            while at < len(group) and empty < EMPTY:
+            at, empty, runs = 0, 0, 0
+            while at < len(group) and empty < EMPTY and runs < RUNS:
+                runs += 1
                 hit = rows.match(rows.chain(group[at:]), wait=self._wait, again=at > 0)
                 held = rows.held(hit)
                 if held:
