@@ -105,6 +105,10 @@ class Engine:
         self._settle()
         return self._llm.reset_prefix_cache()
 
+    def renew(self, running: bool = False) -> Any:
+        """Forget it at once, without a step before; of what runs too, which begins anew."""
+        return self._llm.reset_prefix_cache(reset_running_requests=running)
+
     def _settle(self) -> None:
         """Step until nothing is left to do, as an engine does that is a process of its own."""
         core = getattr(self._core.engine_core, "engine_core", None)

@@ -41,7 +41,7 @@ class Hub:
 
 
 def engine(hub: Hub | None = None, load_format: str = "auto", **changes: object) -> SimpleNamespace:
-    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "distributed_executor_backend": "mp"}
     model = {"model": "name/of-it", "hf_config": hub or Hub(), "dtype": torch.bfloat16, "quantization": None, "seed": 0}
     given = {name: value for name, value in changes.items() if name not in parallel}
     return SimpleNamespace(
@@ -175,6 +175,7 @@ def test_what_changes_the_kv_is_in_the_name() -> None:
         ((FULL, FullAttentionSpec(**SHAPE | {"head_size": 128})), {}, "different shapes"),
         ((SlidingWindowSpec(**SHAPE, sliding_window=32),), {}, "make block_tokens smaller"),
         ((FULL,), {"pipeline_parallel_size": 2}, "pipeline"),
+        ((FULL,), {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "mp or ray"),
         ((FULL,), {"enable_prefix_caching": False}, "prefix caching is off"),
         ((FULL,), {"calculate_kv_scales": True}, "scales"),
         ((FULL,), {"speculative_config": SimpleNamespace(method="eagle")}, "eagle"),

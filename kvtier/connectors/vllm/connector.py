@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -31,6 +33,8 @@ from kvtier.errors import ConfigError, KVTierError
 from kvtier.tiers.base import TierNumber
 
 log = logging.getLogger("vllm.kvtier")
+_WORKERS: WeakValueDictionary[str, WorkerSide] = WeakValueDictionary()
+"""Of this process, by the engine's name."""
 
 
 @dataclass
@@ -80,10 +84,12 @@ class KVTierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 saves=transfer.is_kv_producer,
                 link=self._link,
                 revision=_revision(vllm_config, options, described),
+                beside=partial(_WORKERS.get, transfer.engine_id) if _alone(vllm_config) else lambda: None,
             )
             _say(described)
         else:
             self._worker = WorkerSide(described, options, rank=_rank(vllm_config), link=self._link)
+            _WORKERS[transfer.engine_id] = self._worker
 
     # Both sides
 
@@ -212,6 +218,11 @@ class KVTierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is None:
             raise KVTierError("this is the scheduler's connector, and was asked what a worker's knows")
         return self._worker
+
+
+def _alone(config: Any) -> bool:
+    """Whether the engine has one worker only."""
+    return int(config.parallel_config.world_size) == 1
 
 
 def _rank(config: Any) -> int:

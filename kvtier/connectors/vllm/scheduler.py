@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from typing import Any
+from typing import Any, Protocol
 
 from kvtier.connectors.vllm.extra import Unstorable, extras
 from kvtier.connectors.vllm.held import HeldPages
@@ -28,6 +28,8 @@ from kvtier.tiers.base import TierNumber
 
 STEP_WAIT = 0.002
 """Seconds that one step of the engine waits, in all, for lookups that began with it."""
+SETTLING = 3.0
+"""Seconds that vLLM may wait for pages that are being saved when it resets its prefix cache."""
 LOOKUP = 1.5
 """Seconds, besides what it may wait for blocks, after which a lookup is a miss."""
 KEPT = 10.0
@@ -36,6 +38,13 @@ EARLY = 16
 """Requests that are looked up before the scheduler asks for them."""
 TELLING = 256
 """Tokens of a step from which on it says how fast the engine computes."""
+
+
+class Beside(Protocol):
+    """A worker in the scheduler's process."""
+
+    def settle(self, seconds: float) -> Outcome:
+        """Wait, so long at most, until nothing is being saved any more; what became of loads and saves."""
 
 
 class SchedulerSide:
@@ -48,6 +57,7 @@ class SchedulerSide:
         loads, saves: whether the engine's role has it load, and save.
         link: to the host.
         revision: done when the weights' revision is known.
+        beside: the only worker, if it is in this process.
         clock: monotonic seconds.
 
     Attributes:
@@ -64,11 +74,12 @@ class SchedulerSide:
         saves: bool,
         link: Link,
         revision: Future[str],
+        beside: Callable[[], Beside | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._stored, self._ranks, self._link, self._clock = stored, ranks, link, clock
-        self._declines = options.decline
+        self._declines, self._beside = options.decline, beside
         self._later, self._loads, self._saves = options.load == "async", loads, saves and options.save
         self._lookups = Lookups(link, stored, revision, options.wait, clock)
         self._patience = options.wait + LOOKUP
@@ -82,13 +93,32 @@ class SchedulerSide:
         self._left = STEP_WAIT
         self._steps: deque[tuple[int, float, int]] = deque(maxlen=64)
         self._step = 0
+        self._within: dict[str, list[int]] = {}
         self._until = 0.0
         self._manager: Any = None
         self._held: HeldPages | None = None
 
     def bind(self, manager: Any) -> None:
-        """Take vLLM's `KVCacheManager`, which knows the pages of every request."""
+        """Take vLLM's `KVCacheManager`, which knows the pages of every request.
+
+        Its prefix cache can only be reset while nobody holds a page, and no connector is asked before. So this is
+        where what is being saved is waited for, or given up.
+        """
         self._manager, self._held = manager, HeldPages(manager.block_pool, self._clock)
+        reset = manager.reset_prefix_cache
+
+        def settled() -> Any:
+            self._settle()
+            return reset()
+
+        manager.reset_prefix_cache = settled
+
+    def _settle(self) -> None:
+        for save in self._late:  # no step will follow, perhaps
+            self._was_saved(save.number, 0)
+        self._late = []
+        if self.pending and (worker := self._beside()) is not None:
+            self.done(worker.settle(SETTLING))
 
     # What a request may load
 
@@ -197,6 +227,9 @@ class SchedulerSide:
                     sequence.runs = True
                     end = min(sequence.request.num_computed_tokens + tokens, sequence.request.num_tokens)
                     saves += self._complete(sequence, end, None)
+        # What is loaded within a step is in vLLM's own cache from its beginning on, and shared there.
+        within = any(load.layerwise for load in loads)
+        self._within = {name: self._manager.get_block_ids(name)[0] for name in output.num_scheduled_tokens if within}
         self._step += 1
         computes = output.total_num_scheduled_tokens > 0
         if computes:
@@ -322,9 +355,26 @@ class SchedulerSide:
             self.counters["loaded_tokens"] += max(0, min(upto, found.tokens) - sequence.local)
             if upto < found.tokens:
                 self.counters["failed_tokens"] += found.tokens - max(upto, sequence.local)
+                self._disown(self._within.get(name, [])[max(upto, sequence.local) // self._stored.page_tokens :])
                 sequence.barred = True  # what is not loadable may be promised for ever: the rest of it is computed
                 sequence.stored = min(sequence.stored, upto // self._stored.block_tokens)
         sequence.let_go()
+
+    def _disown(self, bad: list[int]) -> None:
+        """Nobody may find in vLLM's cache what a step should have loaded and could not, nor what it computed on it.
+
+        vLLM computes that again, but its requests may be aborted or preempted before. Of several that share it one
+        computes it for all, perhaps behind the others.
+        """
+        if not bad:
+            return
+        lost, missing = set[int](), set(bad)
+        sharing = {name: pages for name, pages in self._within.items() if not missing.isdisjoint(pages)}
+        for name, pages in sharing.items():
+            lost.update(pages[next(at for at, page in enumerate(pages) if page in missing) :])
+            if len(sharing) > 1 and (sequence := self._sequences.get(name)) is not None:
+                sequence.sound = False
+        self._manager.block_pool.evict_blocks(lost)
 
     def _was_saved(self, number: int, blocks: int) -> None:
         sequence, first, last = self._saving.pop(number)

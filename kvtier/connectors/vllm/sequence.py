@@ -16,7 +16,7 @@ class Sequence:
         request: vLLM's.
         lora: name and path of its LoRA.
         recipe: its keyspace; None while that is not known.
-        sound: whether it may be stored: False once the weights may have changed under it.
+        sound: whether it may be stored: False once the weights, or what it is computed on, may have changed under it.
         keys: of its blocks, as far as they were hashed.
         stored: leading blocks that are stored, or on their way there.
         lookup: the lookup that is under way, or whose answer was not used yet.

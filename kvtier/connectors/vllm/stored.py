@@ -143,6 +143,12 @@ def _refuse(config: Any) -> None:
         raise UnsupportedKV("pipeline parallelism is not supported; use --tensor-parallel-size")
     if getattr(parallel, "nnodes", 1) > 1:
         raise UnsupportedKV("an engine over several hosts is not supported; kvtier is where all its ranks are")
+    external = str(getattr(parallel, "distributed_executor_backend", "")) == "external_launcher"
+    if external and parallel.tensor_parallel_size > 1:
+        raise UnsupportedKV(
+            "ranks that are launched externally each have a scheduler of their own, which must all decide alike, and "
+            "what is found depends on time; let vLLM start its ranks itself (mp or ray)"
+        )
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise UnsupportedKV(f"context parallelism is not supported; leave --{name.replace('_', '-')} out")

@@ -36,7 +36,7 @@ class WorkerSide:
         self.counters: Counter[str] = Counter()
         self._stored, self._options, self._rank, self._link = stored, options, rank, link
         self._loads = ThreadPoolExecutor(LOADS, "kvtier-load")
-        self._saves: queue.SimpleQueue[tuple[Callable[[], None], Save] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[Callable[[], None], Save] | threading.Event | None] = queue.SimpleQueue()
         self._saver = threading.Thread(target=self._keep_saving, name="kvtier-saves", daemon=True)
         self._lock = threading.Lock()
         self._outcome = Outcome()
@@ -133,6 +133,9 @@ class WorkerSide:
 
     def _keep_saving(self) -> None:
         while (asked := self._saves.get()) is not None:
+            if isinstance(asked, threading.Event):
+                asked.set()
+                continue
             fence, save = asked
             blocks = 0
             try:
@@ -170,6 +173,13 @@ class WorkerSide:
         with self._lock:
             bad, self._bad = self._bad, set()
         return bad
+
+    def settle(self, seconds: float) -> Outcome:
+        """Wait, so long at most, until nothing is being saved any more; what became of loads and saves."""
+        done = threading.Event()
+        self._saves.put(done)
+        done.wait(seconds)
+        return self.outcome()
 
     def outcome(self) -> Outcome:
         """What became of loads and saves since the last call."""

@@ -29,6 +29,10 @@ class Pool:
         self.num_gpu_blocks = pages
         self.blocks = [SimpleNamespace(block_id=number, ref_cnt=0) for number in range(pages)]
         self.null_block = self.blocks[0]
+        self.cached = set(range(1, pages))
+
+    def evict_blocks(self, numbers: set[int]) -> None:
+        self.cached -= numbers
 
     def touch(self, blocks: Iterable[SimpleNamespace]) -> None:
         for block in blocks:
@@ -48,6 +52,9 @@ class Manager:
     def __init__(self, pool: Pool) -> None:
         self.block_pool = pool
         self.pages: dict[str, tuple[list[int], ...]] = {}
+
+    def reset_prefix_cache(self) -> bool:
+        return not self.block_pool.held
 
     def get_block_ids(self, name: str) -> tuple[list[int], ...]:
         return self.pages[name]

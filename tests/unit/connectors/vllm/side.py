@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future, wait
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 
@@ -47,7 +48,15 @@ class Here:
 class Engine:
     """One scheduler's side, driven step by step at a time of our choice."""
 
-    def __init__(self, here: Here, *, pages: int = 400, ranks: int = 1, known: bool = True) -> None:
+    def __init__(
+        self,
+        here: Here,
+        *,
+        pages: int = 400,
+        ranks: int = 1,
+        known: bool = True,
+        load: Literal["async", "sync"] = "async",
+    ) -> None:
         self.now = 0.0
         self.pool = Pool(pages)
         self.manager = Manager(self.pool)
@@ -57,7 +66,9 @@ class Engine:
         names = ("layers.0", "layers.1")
         stored = Stored(names, (0, 0), PAGE, SPEC, True, ranks, 1, RECIPE.but(tp_size=ranks))
         parts = {"loads": True, "saves": True, "link": here, "revision": self.revision}
-        self.side = SchedulerSide(stored, Options(), ranks=ranks, clock=lambda: self.now, **parts)
+        self.beside: object = None
+        parts |= {"clock": lambda: self.now, "beside": lambda: self.beside}
+        self.side = SchedulerSide(stored, Options(load=load), ranks=ranks, **parts)
         self.side.bind(self.manager)
 
     def arrive(self, name: str = "a", tokens: list[int] = PROMPT, *, answered: bool = True) -> Request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import kvtier
@@ -54,3 +56,38 @@ def test_the_engines_speed_is_that_of_the_steps_that_compute(engine: Engine, her
         engine.side.step(output())
         engine.side.done(None)
     assert here.speeds == [(512, pytest.approx(2.0)), (1024, pytest.approx(4.0))]
+
+
+def test_the_engines_own_cache_can_be_reset_while_blocks_are_saved(engine: Engine) -> None:
+    """vLLM cannot while anybody holds a page, and fails when it was told to preempt what runs."""
+    request = engine.arrive()
+    engine.admit(request)
+    [save] = engine.side.step(output(a=2 * BLOCK)).saves
+    request.num_computed_tokens = 3 * BLOCK
+    engine.side.ended(request, (PAGES,))  # one block more, of which no worker knows yet
+    assert len(engine.pool.held) == 12
+    engine.beside = SimpleNamespace(settle=lambda seconds: Outcome(saved={save.number: (1, 2)}))
+    assert engine.manager.reset_prefix_cache()
+    assert engine.side.step(output()).saves == ()
+    assert not engine.side.pending
+
+
+def test_what_could_not_be_loaded_within_a_step_is_in_no_cache(here: Here, cache: kvtier.Cache) -> None:
+    """vLLM caches such pages before they are loaded, and keeps them when they were not, or their request is gone."""
+    engine = Engine(here, load="sync")
+    store(cache, PROMPT[: 3 * BLOCK])
+    assert engine.admit(engine.arrive("a")) == 3 * BLOCK
+    other = engine.arrive("b")  # has two blocks of them in common, by vLLM's own cache
+    engine.manager.pages["b"] = ([*PAGES[:8], *range(100, 114)],)
+    engine.side.matched(other, 2 * BLOCK)
+    engine.side.allocated(other, SimpleNamespace(get_block_ids=lambda: engine.manager.pages["b"]), 0)
+    [load] = engine.side.step(output(a=BLOCK, b=BLOCK)).loads
+    assert load.layerwise
+    engine.side.done(Outcome(loaded={"a": (1, BLOCK)}))
+    assert set(PAGES[4:]).isdisjoint(engine.pool.cached)
+    assert set(range(100, 114)).isdisjoint(engine.pool.cached)
+    assert set(PAGES[:4]) <= engine.pool.cached
+    # Which of both computes it anew is vLLM's affair, and in which order: neither is stored.
+    other.num_computed_tokens = 3 * BLOCK
+    assert engine.side.step(output(b=2 * BLOCK)).saves == ()
+    engine.side.close()
