@@ -41,16 +41,17 @@ class Link:
             return None
         with self._lock:
             space = self._spaces.get((recipe, rank))
-            if space is None:
-                try:
-                    space = recipe.open(cache, rank)
-                except (ConfigError, SessionError) as exc:
-                    self._link.say(f"{exc}")
-                    return None
+        if space is None:
+            try:
+                space = recipe.open(cache, rank)  # may wait for a host that is attached to: nobody else need
+            except (ConfigError, SessionError) as exc:
+                self._link.say(f"{exc}")
+                return None
+            with self._lock:
                 if len(self._spaces) >= KEYSPACES:
                     del self._spaces[next(iter(self._spaces))]
                 self._spaces[recipe, rank] = space
-            return space
+        return space
 
     def say(self, what: str) -> None:
         """Tell people, once."""
