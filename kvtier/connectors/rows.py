@@ -176,7 +176,9 @@ class Rows:
         if self._paused():
             self._cache.counters["match_paused"] += 1
             chain = self._of([])
-        return self._space.match(chain, wait=wait, again=again)
+        hit = self._space.match(chain, wait=wait, again=again)
+        self._paused()  # from now on, if it was late, and not from the next call on
+        return hit
 
     def held(self, hit: Hit) -> int:
         """Rows that a hit has, or will have when it is loaded."""
@@ -210,9 +212,10 @@ class Rows:
         if not hit.tokens:
             return 0
         pages = view.pages[at:]
-        return (
-            hit.load(replace(view, pages=pages, tokens=len(pages) * self.spec.block_tokens)) // self.spec.block_tokens
-        )
+        here = replace(view, pages=pages, tokens=len(pages) * self.spec.block_tokens)
+        count = hit.load(here) // self.spec.block_tokens
+        self._paused()  # a load may wait for the host as well
+        return count
 
     def save(self, chain: Chain, view: KVView, *, start: int = 0) -> Future[Saved]:
         """Store rows in the background; the engine's memory must not change until the future is done.
@@ -231,7 +234,9 @@ class Rows:
             view = replace(view, pages=view.pages[once], tokens=len(once) * self.spec.block_tokens)
             chain = self._of([*chain.addresses[:start], *(rest[i] for i in once)])
         tokens = start * self.spec.block_tokens
-        return self._space.save(chain, view, start=tokens, origin=tokens, vouched=True)
+        saving = self._space.save(chain, view, start=tokens, origin=tokens, vouched=True)
+        saving.add_done_callback(lambda _: self._paused())
+        return saving
 
     def clear(self) -> int:
         """See `Space.clear`."""

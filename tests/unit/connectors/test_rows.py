@@ -189,3 +189,24 @@ def test_a_host_that_is_late_is_not_asked_for_a_while():
         now[0] += PAUSE
         assert loaded(rows, names_of(1))[0] == [True]
         assert stored(rows, names_of(2), pages_of(1)).blocks == 1
+
+
+def test_an_engine_that_was_idle_since_the_host_was_late_asks_it_again():
+    now = [100.0]
+    with Host(blocks=64, nvme=None) as host, Cache(host.session()) as cache:
+        rows = Rows(cache, RowMemory.of(pages_of(1)).spec(16), clock=lambda: now[0], **IDENTITY)
+        stored(rows, names_of(1), pages_of(1))
+        answers = {name: getattr(cache.session, name) for name in ("match", "reserve")}
+
+        def late(*args, **options):
+            raise DeadlineExceeded("the host does not answer")
+
+        for name, call in (
+            ("match", lambda: loaded(rows, names_of(1))),
+            ("reserve", lambda: stored(rows, names_of(3), pages_of(1))),
+        ):
+            setattr(cache.session, name, late)
+            call()
+            setattr(cache.session, name, answers[name])
+            now[0] += PAUSE
+            assert loaded(rows, names_of(1))[0] == [True], name
