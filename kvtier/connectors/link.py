@@ -10,6 +10,8 @@ from kvtier.errors import KVTierError
 
 FIRST, LONGEST = 0.5, 10.0
 """Seconds between two attempts to reach a host that did not answer at the start."""
+SAYINGS = 100
+"""Different things that people are told in all: some have numbers in them, and would be new each time."""
 
 
 class Link:
@@ -37,8 +39,8 @@ class Link:
         return self._cache
 
     def say(self, what: str) -> None:
-        """Tell people, unless they were told."""
-        if what not in self._said:
+        """Tell people, unless they were told, or told too much."""
+        if what not in self._said and len(self._said) < SAYINGS:
             self._said.add(what)
             self._tell(what)
 

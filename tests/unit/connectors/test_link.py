@@ -53,6 +53,16 @@ def test_a_host_that_comes_later_is_found_and_people_are_told_once():
     link.close()
 
 
+def test_what_is_new_each_time_does_not_fill_the_log():
+    connect, _ = host_that_comes(0)
+    said = []
+    link = Link(connect, said.append)
+    for number in range(2 * linking.SAYINGS):
+        link.say(f"{number} token slots for 3 pages")
+    assert len(said) == linking.SAYINGS
+    link.close()
+
+
 def test_a_link_that_is_closed_opens_nothing_any_more():
     ready, go = threading.Event(), threading.Event()
     closed = []
