@@ -289,6 +289,16 @@ def test_fp8_pages_are_stored_when_their_kind_is_said(start):
     assert start(pool=pool, kv_cache_dtype="fp8_e5m2").prefetch(PROMPT) == (0, [])
 
 
+def test_pages_that_are_none_are_misses(start):
+    engine = start(v1=0)
+    (name,), page = engine.names(PROMPT[:PAGE]), engine.pool.get_dummy_flat_data_page()
+    for wrong in (None, b"bytes", page[:3], page.reshape(-1)[:-1]):
+        assert not engine.backend.set(name, wrong)
+        assert engine.backend.get(name, wrong) is None
+    assert engine.backend.set(name, page)
+    assert engine.backend.get(name, page) is page
+
+
 def test_calls_that_cannot_be_right_are_misses(start):
     engine = start()
     stored(engine)
@@ -297,6 +307,9 @@ def test_calls_that_cannot_be_right_are_misses(start):
     assert backend.batch_get_v1(names[:1], torch.arange(1, 1 + PAGE)) == [False]
     assert backend.batch_get_v1(names[:1], torch.arange(10**6 * PAGE, 10**6 * PAGE + PAGE)) == [False]
     assert backend.batch_set_v1(names, torch.arange(3)) == [False] * 10
+    for slots in (None, [None] * PAGE, torch.arange(0, 2 * PAGE, 2), torch.arange(PAGE).flip(0), torch.zeros(1, PAGE)):
+        assert backend.batch_get_v1(names[:1], slots) == [False]
+        assert backend.batch_set_v1(names[:1], slots) == [False]
     assert backend.get(names[0], engine.pool.get_dummy_flat_data_page()) is None, "this engine has zero copy"
     assert not backend.set(names[0], engine.pool.get_dummy_flat_data_page())
     assert backend.batch_get_v1([], torch.empty(0)) == []

@@ -187,7 +187,7 @@ class KVTierHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_set(
         self, keys: Sequence[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
-        pages = [page if page is None else page.contiguous() for page in values or ()]
+        pages = [page.contiguous() if hasattr(page, "contiguous") else page for page in values or ()]
 
         def save() -> bool:
             shelf = self._one_by_one(keys, pages)

@@ -66,13 +66,16 @@ class HostPool:
         Raises:
             UsageError: they are not `count` whole pages.
         """
-        slots = np.asarray(indices, np.int64)
-        if len(slots) != count * self.page_tokens:
-            raise UsageError(f"{len(slots)} token slots for {count} pages of {self.page_tokens}")
-        first = slots[:: self.page_tokens]
-        if (first % self.page_tokens).any():
-            raise UsageError("token slots that do not begin where a page begins")
-        pages: NDArray[np.int64] = first // self.page_tokens
+        try:
+            slots = np.asarray(indices.cpu() if hasattr(indices, "cpu") else indices, np.int64)
+        except (TypeError, ValueError) as exc:
+            raise UsageError(f"token slots are {indices!r}; pass integers") from exc
+        if slots.shape != (count * self.page_tokens,):
+            raise UsageError(f"token slots {list(slots.shape)} for {count} pages of {self.page_tokens}")
+        by_page = slots.reshape(count, self.page_tokens)
+        if (by_page[:, :1] % self.page_tokens).any() or (by_page - by_page[:, :1] != np.arange(self.page_tokens)).any():
+            raise UsageError("token slots that are not whole pages, one after the other")
+        pages: NDArray[np.int64] = by_page[:, 0] // self.page_tokens
         return pages
 
     def flat(self, pages: Sequence[Any]) -> tuple[RowMemory, NDArray[np.int64]]:
@@ -82,6 +85,8 @@ class HostPool:
             UsageError: one that is no page of this pool.
         """
         for page in pages:
+            if not hasattr(page, "data_ptr"):
+                raise UsageError(f"a page is {type(page).__name__}; pass a tensor of {self.nbytes} bytes")
             if page.device.type != "cpu" or not page.is_contiguous() or page.nbytes != self.nbytes:
                 raise UsageError(
                     f"a page of {page.nbytes} bytes on {page.device}; pages of this pool are contiguous in CPU memory "
