@@ -34,6 +34,8 @@ LOOKUP = 1.5
 """Seconds, besides what it may wait for blocks, after which a lookup is a miss."""
 KEPT = 10.0
 """Seconds after which what was found, and not used, is looked up anew: a request that waits long keeps no leases."""
+EXPIRING = 1.0
+"""Seconds between two looks at what was found too long ago."""
 EARLY = 16
 """Requests that are looked up before the scheduler asks for them."""
 TELLING = 256
@@ -93,6 +95,7 @@ class SchedulerSide:
         self._left = STEP_WAIT
         self._steps: deque[tuple[int, float, int]] = deque(maxlen=64)
         self._step = 0
+        self._expiring = 0.0
         self._within: dict[str, list[int]] = {}
         self._until = 0.0
         self._manager: Any = None
@@ -141,12 +144,8 @@ class SchedulerSide:
         sequence = self._sequences.get(request.request_id)
         if sequence is None or sequence.barred or request.skip_reading_prefix_cache:
             return 0, False
-        found = sequence.found
-        if found is not None and self._clock() - found.at > KEPT:
-            sequence.let_go()
-            found = None
-        if found is None:
-            found = self._answer(sequence)
+        self._expire(sequence)
+        found = sequence.found or self._answer(sequence)
         if found is None:
             return None, False
         tokens = max(0, found.tokens - local) if self._loads else 0
@@ -179,6 +178,14 @@ class SchedulerSide:
         for at in range(sequence.local, sequence.local + tokens, self._stored.page_tokens):
             counted[TierNumber(int(sequence.found.served[at // step]))] += self._stored.page_tokens
         return dict(counted)
+
+    def _expire(self, sequence: Sequence) -> None:
+        """Give back what was found long ago, and was not used: also for whoever is not asked about."""
+        lookup, found = sequence.lookup, sequence.found
+        if found is None and lookup is not None and lookup.done():
+            found = lookup.result()
+        if found is not None and not sequence.loading and self._clock() - found.at > KEPT:
+            sequence.let_go()
 
     def _ask(self, sequence: Sequence) -> None:
         request, tokens = sequence.request, list(sequence.request.all_token_ids)
@@ -218,6 +225,10 @@ class SchedulerSide:
     def step(self, output: Any) -> Step:
         """What the workers have to do in a step."""
         self._left = STEP_WAIT
+        if self._clock() > self._expiring:
+            self._expiring = self._clock() + EXPIRING
+            for each in self._sequences.values():
+                self._expire(each)
         loads, self._promised = tuple(self._promised), []
         saves, self._late = self._late, []
         if self._saves:

@@ -105,6 +105,20 @@ def test_a_request_that_waits_long_keeps_no_lease(engine: Engine, cache: kvtier.
     assert leases(cache) == 0
 
 
+def test_a_request_that_is_not_asked_about_keeps_no_lease_either(engine: Engine, cache: kvtier.Cache) -> None:
+    """It waits until others have ended, and its lookup began when it arrived."""
+    store(cache, PROMPT[: 3 * BLOCK])
+    request = engine.arrive()
+    engine.side.step(output())
+    assert leases(cache) == 1
+    engine.now += KEPT + 0.1
+    engine.side.step(output())
+    assert leases(cache) == 0
+    if engine.side.matched(request, 0)[0] is None:
+        engine.answered()
+    assert engine.side.matched(request, 0) == (3 * BLOCK, True)
+
+
 def test_a_request_that_ends_while_it_is_loaded_keeps_its_lease_until_that_is_over(
     engine: Engine, cache: kvtier.Cache
 ) -> None:
