@@ -53,3 +53,24 @@ def stored(space, ids) -> int:
     """Tokens of a sequence that are stored, from the first on."""
     found = [block is not None for block in space.inspect(torch.as_tensor(ids).reshape(-1))]
     return (found.index(False) if False in found else len(found)) * space.block_tokens
+
+
+class Adapted(torch.nn.Linear):
+    """A projection with a LoRA, as PEFT keeps it: it is switched and scaled in place."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False)
+        self.load_state_dict(base.state_dict())
+        self._disable_adapters, self._active_adapter, self.scaling = False, ["a"], {"a": 1.0, "b": -1.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 0.0 if self._disable_adapters else sum(self.scaling[name] for name in self._active_adapter)
+        return super().forward(x) + scale * x[..., : self.out_features]
+
+
+def adapted(model):
+    """A model with LoRAs named "a" and "b", of which "a" is active."""
+    for layer in model.model.layers:
+        layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
+    model.peft_config = {"a": {"r": 4}, "b": {"r": 4}}
+    return model.eval()

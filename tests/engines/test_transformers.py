@@ -12,8 +12,8 @@ from kvtier.errors import ConfigError, KVMismatch, SessionUnavailable, Unsupport
 
 transformers = pytest.importorskip("transformers")
 
-from kvtier.connectors.transformers import generate, prefill, spec_for  # noqa: E402
-from tests.transformers_fixture import BLOCK, make, space_of  # noqa: E402
+from kvtier.connectors.transformers import KVTierCache, generate, prefill, spec_for  # noqa: E402
+from tests.transformers_fixture import BLOCK, adapted, make, space_of, stored  # noqa: E402
 
 DOCUMENT = torch.arange(7, 7 + 5 * BLOCK)[None] * 13 % 500
 QUESTION = torch.arange(3, 24)[None] * 29 % 500
@@ -353,6 +353,38 @@ def test_another_adapter_in_use_needs_another_space(cache):
         prefill(model, PROMPT, space)
     with pytest.raises(ConfigError, match="no adapter"):
         space_of(cache, make(), adapter="a", adapter_digest="1")
+
+
+def off(layer):
+    layer._disable_adapters = True
+
+
+def other(layer):
+    layer._active_adapter = ["b"]
+
+
+def scaled(layer):
+    layer.scaling["a"] = 3.0
+
+
+@pytest.mark.parametrize("switch", [off, other, scaled], ids=lambda switch: switch.__name__)
+def test_adapters_that_are_switched_in_place_need_another_space(cache, switch):
+    """As PEFT's `with model.disable_adapter():` does, which says nothing of it in the configuration."""
+    model = adapted(make())
+    space = space_of(cache, model, adapter="a", adapter_digest="1")
+    chat = KVTierCache(model, space)
+    turn = chat.turn(PROMPT)
+    for layer in model.model.layers:
+        switch(layer.self_attn.v_proj)
+    # In the middle of a turn nothing is saved, as nobody knows which of both it is of; afterwards it is refused.
+    model.generate(**turn, **GREEDY)
+    assert chat.saved().result().refused == "unknown_adapter"
+    with pytest.raises(UsageError, match="adapter"):
+        chat.turn(PROMPT)
+    with pytest.raises(UsageError, match="adapter"):
+        prefill(model, PROMPT, space)
+    assert stored(space, PROMPT) == 0
+    assert space_of(cache, model, adapter="a", adapter_digest="1").keyspace.root != space.keyspace.root
 
 
 def test_frequencies_that_are_not_those_of_the_configuration_have_another_keyspace(cache):

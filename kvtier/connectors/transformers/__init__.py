@@ -1,6 +1,7 @@
 """kvtier for models of Hugging Face transformers.
 
     storable   which models can be stored; what must be part of the name of their keyspace
+    adapters   which of PEFT's adapters are at work
     cache      KVTierCache: a conversation, or a batch of prompts, that is loaded and saved as it grows
     forward    what a model's forward is called with: caches hear of it
     record     from that: the tokens that the KV in a cache was computed from

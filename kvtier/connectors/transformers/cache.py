@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from kvtier.client.save import Saved
 from kvtier.client.space import Space
+from kvtier.connectors.transformers.adapters import Adapters
 from kvtier.connectors.transformers.blocks import Blocks, Job, rows_of
 from kvtier.connectors.transformers.forward import Call, cache_argument, watch
 from kvtier.connectors.transformers.prefix import load, put
@@ -74,7 +75,7 @@ class KVTierCache(DynamicCache):
         super().__init__(config=model.config)
         self.space, self.starts = space, tuple[Start, ...]()
         self._model, self._wait, self._save = model, wait, save
-        self._began, self._stops = 0.0, Stops.of(model)
+        self._began, self._stops, self._adapters = 0.0, Stops.of(model), Adapters(model)
         self._call: Call | None = None
         self._rest: int | None = None
         self._restart(torch.empty(1, 0, dtype=torch.long), (0,))
@@ -95,6 +96,7 @@ class KVTierCache(DynamicCache):
             UsageError: no tokens, or a mask that hides any; or as for the constructor.
         """
         require(self._model, self.space)
+        self._adapters = Adapters(self._model)
         prompts = Prompts.of(input_ids, attention_mask)
         chains = [self.space.chain(prompts.row(row)) for row in range(len(prompts.ids))]
         held = self._keep(prompts)
@@ -145,6 +147,8 @@ class KVTierCache(DynamicCache):
         if rest is not None and call.ids is not None:
             self._check(call.ids, rest)
         self._doubt_changes()
+        if self._adapters.changed:
+            self._record.unknown = self._record.unknown or "adapter"
         if self._record.columns == 0 and call.ids is not None and len(call.ids) != len(self._record.pads):
             self._restart(torch.empty(len(call.ids), 0, dtype=torch.long), (0,) * len(call.ids))
         self._call, self._began = call, time.perf_counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from kvtier.client.cache import Cache
 from kvtier.client.space import Space
 from kvtier.connectors.configs import config_digest
+from kvtier.connectors.transformers.adapters import adapter_digest, has_adapter
 from kvtier.errors import ConfigError, KVMismatch, UnsupportedKV, UsageError
 from kvtier.spec import KVSpec
 
@@ -78,9 +78,9 @@ def space_for(
         ConfigError: an adapter is loaded that `adapter` does not name.
     """
     spec = spec_for(model, block_tokens=block_tokens)
-    if _has_adapter(model) and not (parts.get("adapter") and parts.get("adapter_digest")):
+    if has_adapter(model) and not (parts.get("adapter") and parts.get("adapter_digest")):
         raise ConfigError("the model has an adapter loaded, which changes its KV: pass adapter= and adapter_digest=")
-    if parts.get("adapter") and not _has_adapter(model):
+    if parts.get("adapter") and not has_adapter(model):
         raise ConfigError(f"the model has no adapter loaded, and adapter= names {parts['adapter']!r}; leave it out")
     overrides = {**(parts.pop("overrides", None) or {}), **identity(model)}
     return cache.keyspace(spec, model=model_name, revision=revision, plan=plan, overrides=overrides, **parts)
@@ -91,8 +91,8 @@ def identity(model: Any) -> dict[str, str]:
     kind = type(model)
     parts = {"config": config_digest(model.config), "class": f"{kind.__module__}.{kind.__qualname__}"}
     parts["rope"] = _rope_digest(model)
-    if _has_adapter(model):
-        parts["adapter"] = _adapter_digest(model)
+    if has_adapter(model):
+        parts["adapter"] = adapter_digest(model)
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
     if attention not in EXACT_ATTENTION:
         parts["attention"] = str(attention)
@@ -155,19 +155,3 @@ def _rope_digest(model: Any) -> str:
         if "inv_freq" in name:
             digest.update(name.encode() + buffer.detach().float().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _adapter_digest(model: Any) -> str:
-    """SHA-256 of which adapters are active and how they are configured; their weights are the caller's to name."""
-    active = getattr(model, "active_adapters", None)
-    try:
-        active = active() if callable(active) else active
-    except ValueError:  # transformers' word for none
-        active = None
-    known = getattr(model, "peft_config", None) or {}
-    configs = {str(name): one.to_dict() if hasattr(one, "to_dict") else one for name, one in known.items()}
-    return hashlib.sha256(json.dumps([active, configs], sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _has_adapter(model: Any) -> bool:
-    return bool(getattr(model, "_hf_peft_config_loaded", False) or getattr(model, "peft_config", None))
