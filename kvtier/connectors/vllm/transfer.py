@@ -83,7 +83,8 @@ class Transfer:
         scratch = self.pages.scratch(several)
         if hit.load(scratch.view(range(several)), verify=self._verify, origin=blocks.origin) < blocks.origin + step:
             return blocks.origin
-        self.pages.copy(scratch, range(had, several), blocks.pages[0][had:several])
+        with self.pages.beside():  # done when this is left: it may be all that there is to load, and the step reads it
+            self.pages.copy(scratch, range(had, several), blocks.pages[0][had:several])
         return blocks.origin + step
 
     def _load_by_group(self, hit: Hit, blocks: Blocks) -> int:
