@@ -10,6 +10,7 @@ caller what to change.
     |   |   +-- UnknownCodec         no codec of that name or number in this version
     |   |   +-- UnsupportedKV        this KV cannot be stored: layout, dtype, layer kind, NaN or Inf
     |   |   +-- CorruptPayload       stored bytes are not what was written
+    |   +-- PoolFull                 retryable: a pool of pages or of sequences has no room now
     |   +-- TierError
     |   |   +-- TierFull             retryable
     |   |   +-- TierUnavailable      retryable
@@ -51,6 +52,12 @@ class UnsupportedKV(CodecError):
 
 class CorruptPayload(CodecError):
     """Stored bytes are not what was written."""
+
+
+class PoolFull(KVTierError):
+    """A pool of pages or of sequences has no room now; nothing of what was asked for was done."""
+
+    retryable = True
 
 
 class TierError(KVTierError):

@@ -9,6 +9,7 @@
     prompts    prompts padded on the left
     prefix     the longest stored prefixes of some prompts, put into a cache's layers
     generate   generate(): model.generate() of one sequence
+    paged      PagedCache: a cache whose KV lies in pages; it stores nothing by itself
     prefill    prefill(): the KV of one prompt and the logits of its last token
 
 >>> space = space_for(kvtier.connect(), model, model_name="SmolLM2-135M-Instruct", revision="q4_1")
@@ -29,7 +30,19 @@ cannot be stored (`UnsupportedKV`, before anything runs) or a call that cannot b
 
 from kvtier.connectors.transformers.cache import KVTierCache, Start
 from kvtier.connectors.transformers.generate import Generated, generate
+from kvtier.connectors.transformers.paged import PagedCache, pages_for
 from kvtier.connectors.transformers.prefill import Prefilled, prefill
 from kvtier.connectors.transformers.storable import space_for, spec_for
 
-__all__ = ["Generated", "KVTierCache", "Prefilled", "Start", "generate", "prefill", "space_for", "spec_for"]
+__all__ = [
+    "Generated",
+    "KVTierCache",
+    "PagedCache",
+    "Prefilled",
+    "Start",
+    "generate",
+    "pages_for",
+    "prefill",
+    "space_for",
+    "spec_for",
+]
