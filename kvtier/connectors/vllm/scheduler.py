@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -22,6 +22,7 @@ from kvtier.connectors.vllm.lookup import Found, Lookups, Prompt
 from kvtier.connectors.vllm.messages import GONE, Blocks, Load, Outcome, Save, Step
 from kvtier.connectors.vllm.options import Options
 from kvtier.connectors.vllm.sequence import Sequence
+from kvtier.connectors.vllm.speed import Speed
 from kvtier.connectors.vllm.stored import Stored
 from kvtier.keys import chain
 from kvtier.tiers.base import TierNumber
@@ -38,8 +39,6 @@ EXPIRING = 1.0
 """Seconds between two looks at what was found too long ago."""
 EARLY = 16
 """Requests that are looked up before the scheduler asks for them."""
-TELLING = 256
-"""Tokens of a step from which on it says how fast the engine computes."""
 
 
 class Beside(Protocol):
@@ -81,7 +80,7 @@ class SchedulerSide:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._stored, self._ranks, self._link, self._clock = stored, ranks, link, clock
-        self._declines, self._beside = options.decline, beside
+        self._beside = beside
         self._later, self._loads, self._saves = options.load == "async", loads, saves and options.save
         self._lookups = Lookups(link, stored, revision, options.wait, clock)
         self._patience = options.wait + LOOKUP
@@ -93,11 +92,11 @@ class SchedulerSide:
         self._numbers = 0
         self._answers = Outcome()
         self._left = STEP_WAIT
-        self._steps: deque[tuple[int, float, int]] = deque(maxlen=64)
+        # What would take longer to load than to compute is declined.
+        self._speed = Speed(link.computed if options.decline else lambda tokens, seconds: None, clock)
         self._step = 0
         self._expiring = 0.0
         self._within: dict[str, list[int]] = {}
-        self._until = 0.0
         self._manager: Any = None
         self._held: HeldPages | None = None
 
@@ -244,14 +243,14 @@ class SchedulerSide:
         self._step += 1
         computes = output.total_num_scheduled_tokens > 0
         if computes:
-            self._steps.append((self._step, self._clock(), output.total_num_scheduled_tokens))
+            self._speed.begins(self._step, output.total_num_scheduled_tokens)
         return Step(loads, tuple(saves), computes, self._step)
 
     def done(self, outcome: Outcome | None) -> None:
         """What the workers answered to a step."""
         if not outcome:
             return
-        self._observe(outcome.step)
+        self._speed.ended(outcome.step)
         answers = self._answers = self._answers.merge(outcome)
         for name in [name for name, (ranks, _) in answers.loaded.items() if ranks >= self._ranks]:
             self._was_loaded(name, answers.loaded.pop(name)[1])
@@ -394,12 +393,3 @@ class SchedulerSide:
         self.counters["saved_blocks"] += min(blocks, last - first)
         if first + blocks < last:  # refused: once more when its next block is complete
             sequence.stored = min(sequence.stored, first + blocks)
-
-    def _observe(self, step: int) -> None:
-        """Tell the host how fast the engine computes, so that what would take longer to load is declined."""
-        while self._steps and self._steps[0][0] <= step:
-            (number, began, tokens), now = self._steps.popleft(), self._clock()
-            if number == step:
-                seconds, self._until = now - max(began, self._until), now
-                if self._declines and tokens >= TELLING and seconds > 0:
-                    self._link.computed(tokens, seconds)
