@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 
 PIECE = 1 << 22
-"""Weights that are there at once, over all heads: 16 MiB."""
+"""Weights that are there at once: 16 MiB."""
 
 
 def window_mean(queries: torch.Tensor, keys: torch.Tensor, scale: float, held: torch.Tensor) -> torch.Tensor:
@@ -39,20 +39,30 @@ def column_sums(queries: torch.Tensor, keys: torch.Tensor, scale: float, held: t
 
     Takes what `window_mean` does; the full matrix is never there.
     """
-    kv_heads, tokens, _ = keys.shape
-    sums = torch.zeros(kv_heads, tokens, dtype=torch.float32, device=keys.device)
-    grouped = queries.float().unflatten(0, (kv_heads, -1))
-    columns = keys.float().transpose(1, 2)
+    sums = torch.zeros(held.shape, dtype=torch.float32, device=keys.device)
     gone = None if bool(held.all()) else ~held
-    for first, stop in pieces(queries.shape[1], queries.shape[0] * tokens):
-        sees = tokens - queries.shape[1] + stop
-        logits = torch.einsum("hgqd,hdt->hgqt", grouped[:, :, first:stop], columns[:, :, :sees]).mul_(scale)
+    grouped = queries.unflatten(0, (keys.shape[0], -1))
+    for head, (asked, columns) in enumerate(zip(grouped, keys, strict=True)):
+        _add(sums[head], asked.float() * scale, columns.float(), None if gone is None else gone[head])
+    return sums / grouped.shape[1]
+
+
+def _add(sums: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, gone: torch.Tensor | None) -> None:
+    """Add the weights that some heads' queries give to one KV head's tokens.
+
+    Exponentials in place, and one product with the rows' denominators in place of a softmax and a sum.
+    """
+    heads, count, dim = queries.shape
+    tokens = len(keys)
+    for first, stop in pieces(count, heads * tokens):
+        sees = tokens - count + stop
+        logits = queries[:, first:stop].reshape(-1, dim) @ keys[:sees].T
         if gone is not None:
-            logits.masked_fill_(gone[:, None, None, :sees], -torch.inf)
-        own = logits[..., sees - (stop - first) :]
-        own.masked_fill_(torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).triu_(1), -torch.inf)
-        sums[:, :sees] += logits.softmax(-1).sum(2).mean(1)
-    return sums
+            logits.masked_fill_(gone[:sees], -torch.inf)
+        own = logits.view(heads, stop - first, sees)[..., sees - (stop - first) :]
+        own.masked_fill_(torch.ones(own.shape[1:], dtype=torch.bool, device=own.device).triu_(1), -torch.inf)
+        logits.sub_(logits.amax(1, keepdim=True)).exp_()
+        sums[:sees] += logits.sum(1).reciprocal_() @ logits
 
 
 def sights(queries: int, tokens: int, device: torch.device) -> torch.Tensor:
