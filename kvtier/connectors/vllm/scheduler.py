@@ -39,6 +39,8 @@ EXPIRING = 1.0
 """Seconds between two looks at what was found too long ago."""
 EARLY = 16
 """Requests that are looked up before the scheduler asks for them."""
+AHEAD = 64
+"""Waiting requests that are looked up, or have leases, at a time: those that the engine asks about first."""
 
 
 class Beside(Protocol):
@@ -86,6 +88,7 @@ class SchedulerSide:
         self._patience = options.wait + LOOKUP
         self._sequences: dict[str, Sequence] = {}
         self._ending: dict[str, Sequence] = {}
+        self._looked: dict[str, Sequence] = {}
         self._promised: list[Load] = []
         self._late: list[Save] = []
         self._saving: dict[int, tuple[Sequence, int, int]] = {}
@@ -134,8 +137,7 @@ class SchedulerSide:
             self.counters[f"unstorable:{exc}"] += 1
             return
         sequence = self._sequences[request.request_id] = Sequence(request)
-        waiting = sum(each.lookup is not None or each.found is not None for each in self._sequences.values())
-        if waiting < EARLY and not request.skip_reading_prefix_cache:
+        if not request.skip_reading_prefix_cache and self._ahead() < EARLY:
             self._ask(sequence)
 
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
@@ -144,6 +146,7 @@ class SchedulerSide:
         if sequence is None or sequence.barred or request.skip_reading_prefix_cache:
             return 0, False
         self._expire(sequence)
+        sequence.turn = self._step
         found = sequence.found or self._answer(sequence)
         if found is None:
             return None, False
@@ -190,10 +193,28 @@ class SchedulerSide:
         request, tokens = sequence.request, list(sequence.request.all_token_ids)
         extra = extras(request, self._stored.block_tokens, len(tokens) // self._stored.block_tokens)
         sequence.asked = self._clock()
+        self._looked[request.request_id] = sequence
         sequence.lookup = self._lookups.begin(Prompt(tokens, extra, sequence.lora))
+
+    def _ahead(self) -> int:
+        """How many that wait are looked up, or have leases."""
+        looked = self._looked.items()
+        self._looked = {name: each for name, each in looked if each.keeps and not each.loading}
+        return len(self._looked)
+
+    def _room_ahead(self) -> bool:
+        """Whether one more may be looked up, in place of one that the engine asks about later, perhaps."""
+        if self._ahead() < AHEAD:
+            return True
+        later = next((each for each in self._looked.values() if each.turn != self._step), None)
+        if later is not None:
+            later.let_go()
+        return later is not None
 
     def _answer(self, sequence: Sequence) -> Found | None:
         if sequence.lookup is None:
+            if not self._room_ahead():
+                return None
             self._ask(sequence)
         lookup = sequence.lookup
         if lookup is not None and not lookup.done() and self._left > 0:
@@ -260,6 +281,7 @@ class SchedulerSide:
     def ended(self, request: Any, pages: tuple[list[int], ...]) -> None:
         """A request ended, and its pages are about to be freed."""
         sequence = self._sequences.pop(request.request_id, None)
+        self._looked.pop(request.request_id, None)
         if sequence is None:
             return
         if self._saves and sequence.runs and not request.status.name.endswith("ERROR"):

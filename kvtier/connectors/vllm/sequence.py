@@ -21,6 +21,7 @@ class Sequence:
         stored: leading blocks that are stored, or on their way there.
         lookup: the lookup that is under way, or whose answer was not used yet.
         asked: when that began.
+        turn: number of the step in which the engine asked about it last.
         found: what is leased for it.
         local: tokens that the engine itself had when it was last promised something.
         loading: whether the workers are loading what it was promised.
@@ -39,12 +40,18 @@ class Sequence:
         self.stored = 0
         self.lookup: Future[Found] | None = None
         self.asked = 0.0
+        self.turn = -1
         self.found: Found | None = None
         self.local = 0
         self.loading = False
         self.pressed = 0
         self.runs = False
         self.barred = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it is looked up, or has leases."""
+        return self.lookup is not None or (self.found is not None and bool(self.found.hits))
 
     def take(self, found: Found, block_tokens: int) -> None:
         """Take what a lookup found."""

@@ -81,7 +81,7 @@ class Engine:
 
     def answered(self, name: str = "a") -> None:
         lookup = self.side._sequences[name].lookup
-        assert not wait([lookup], 30.0).not_done
+        assert lookup is None or not wait([lookup], 30.0).not_done
 
     def admit(self, request: Request, local: int = 0) -> int:
         tokens, _ = self.side.matched(request, local)

@@ -8,7 +8,7 @@ import pytest
 
 import kvtier
 from kvtier.connectors.vllm.messages import Outcome
-from kvtier.connectors.vllm.scheduler import KEPT
+from kvtier.connectors.vllm.scheduler import AHEAD, KEPT
 from tests.unit.connectors.vllm.engine import BLOCK, PAGE, output
 from tests.unit.connectors.vllm.side import PAGES, PATIENCE, PROMPT, RECIPE, Engine, Here, leases, store
 
@@ -117,6 +117,29 @@ def test_a_request_that_is_not_asked_about_keeps_no_lease_either(engine: Engine,
     if engine.side.matched(request, 0)[0] is None:
         engine.answered()
     assert engine.side.matched(request, 0) == (3 * BLOCK, True)
+
+
+def test_of_a_long_queue_those_are_looked_up_that_the_engine_asks_about_first(
+    engine: Engine, cache: kvtier.Cache
+) -> None:
+    store(cache, PROMPT[: 3 * BLOCK])
+    queue = [engine.arrive(f"r{i}", answered=False) for i in range(AHEAD + 20)]
+    for _ in range(2):
+        answers = [engine.side.matched(request, 0) for request in queue]
+        for request in queue[:AHEAD]:
+            engine.answered(request.request_id)
+        engine.side.step(output())
+    assert answers == [(3 * BLOCK, True)] * AHEAD + [(None, False)] * 20
+    assert leases(cache) == AHEAD
+    # Who comes to the front has one of the last ones' places.
+    first = engine.arrive("first", answered=False)
+    assert engine.side.matched(first, 0)[0] in (None, 3 * BLOCK)
+    engine.answered("first")
+    assert engine.side.matched(first, 0) == (3 * BLOCK, True)
+    assert leases(cache) == AHEAD
+    for request in (*queue, first):
+        engine.side.ended(request, ([],))
+    assert leases(cache) == 0
 
 
 def test_a_request_that_ends_while_it_is_loaded_keeps_its_lease_until_that_is_over(
