@@ -19,7 +19,7 @@ class Evidence:
     Attributes:
         keys: `[kv_heads, tokens, head_dim]`, rotated, as the cache holds them.
         values: `[kv_heads, tokens, v_head_dim]`.
-        positions: where each token stood in the sequence, ascending, `[kv_heads, tokens]`.
+        positions: where each token stood in the sequence, ascending, `[kv_heads, tokens]`, int32.
         length: tokens of the sequence, those included that were dropped.
         scale: what logits are multiplied with before the softmax.
         queries: of the youngest tokens, rotated, `[heads, queries, head_dim]`; None when none were seen.

@@ -18,7 +18,7 @@ class Kept:
 
     Attributes:
         columns: of the layer as it was, ascending, `[kv_heads, widest]`, int64; -1 where a head has none.
-        positions: where these tokens stood in the sequence, likewise.
+        positions: where these tokens stood in the sequence, likewise, int32.
     """
 
     columns: torch.Tensor

@@ -80,25 +80,34 @@ def _attention(kind: str, pruner: Pruner) -> Callable[..., Any]:
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         inner = ALL_ATTENTION_FUNCTIONS.get_interface(kind, eager)
         pruner.observe(module.layer_idx, query[0], key[0], scale=rest.get("scaling"))
-        mask = _mask(pruner.positions(module.layer_idx), query, attention_mask, kind)
+        held = pruner.positions(module.layer_idx) >= 0 if pruner.ragged(module.layer_idx) else None
+        mask = _mask(held, query, key.shape[2], attention_mask, kind)
         return inner(module, query, key, value, mask, **rest)
 
     return attend
 
 
-def _mask(positions: torch.Tensor, query: torch.Tensor, given: torch.Tensor | None, kind: str) -> torch.Tensor | None:
-    """The mask of one layer; the model's own, made for its first layer, where that one fits."""
-    tokens, new = positions.shape[1], query.shape[2]
-    ragged = bool((positions[:, 0] < 0).any())
-    if not ragged and (new in (1, tokens) if given is None else given.shape[-1] == tokens):
+def _mask(
+    held: torch.Tensor | None, query: torch.Tensor, tokens: int, given: torch.Tensor | None, kind: str
+) -> torch.Tensor | None:
+    """The mask of one layer; the model's own, made for its first layer, where that one fits.
+
+    Args:
+        held: where there is a token, `[kv_heads, tokens]`; None for everywhere.
+        query: `[1, heads, queries, head_dim]`.
+        tokens: that the layer holds.
+        given: the model's own.
+        kind: of attention: SDPA takes booleans, eager what is added to the logits.
+    """
+    new = query.shape[2]
+    if held is None and (new in (1, tokens) if given is None else given.shape[-1] == tokens):
         return given
-    if not ragged and new == 1:
+    if held is None and new == 1:
         return None
-    sees = torch.ones(new, tokens, dtype=torch.bool, device=query.device).tril_(tokens - new)[None]
-    if ragged:
-        sees = sees & (positions >= 0).repeat_interleave(query.shape[1] // positions.shape[0], 0)[:, None]
+    sees = torch.ones(1, new, tokens, dtype=torch.bool, device=query.device).tril_(tokens - new)
+    if held is not None:
+        sees = sees & held.repeat_interleave(query.shape[1] // len(held), 0)[:, None]
     if kind == "sdpa":
         return sees[None]
-    return torch.zeros(sees.shape, dtype=query.dtype, device=query.device).masked_fill_(
-        ~sees, torch.finfo(query.dtype).min
-    )[None]
+    hidden = torch.zeros(sees.shape, dtype=query.dtype, device=query.device)
+    return hidden.masked_fill_(~sees, torch.finfo(query.dtype).min)[None]

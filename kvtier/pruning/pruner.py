@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from kvtier.errors import ConfigError, KVMismatch, UsageError
 from kvtier.pruning.attention import column_sums, sights
@@ -40,7 +39,7 @@ class Pruner:
             raise ConfigError("the policy closes positions up: give rope=Rope.of(model), or set compact=False")
         self.policy = policy
         self.rope = rope
-        self._layers = [_Layer() for _ in range(layers)]
+        self._layers = [_Layer(accumulates=policy.scorer.accumulates) for _ in range(layers)]
         self._shift = 0
         self._pruned = 0
 
@@ -60,8 +59,12 @@ class Pruner:
         return self.length - self._pruned >= self.policy.every
 
     def positions(self, layer: int) -> torch.Tensor:
-        """Where the tokens that a layer holds stood in the sequence, `[kv_heads, tokens]`; -1 for none."""
+        """Where the tokens that a layer holds stood in the sequence, `[kv_heads, tokens]`, int32; -1 for none."""
         return self._layers[layer].positions
+
+    def ragged(self, layer: int) -> bool:
+        """Whether KV heads of a layer hold different numbers of tokens, so that some columns must be masked."""
+        return self._layers[layer].ragged
 
     def observe(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, *, scale: float | None = None) -> None:
         """Look at the attention of some new tokens.
@@ -152,10 +155,12 @@ class Pruner:
 class _Layer:
     """What is known of one layer; its tables have a column for each that the cache has."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, accumulates: bool) -> None:
+        self.accumulates = accumulates
         self.length = 0
         self.scale = 0.0
-        self.positions = torch.empty(0, 0, dtype=torch.int64)
+        self.ragged = False
+        self.positions = torch.empty(0, 0, dtype=torch.int32)
         self.mass = self.seen = torch.empty(0, 0)
         self.queries = self.pending = torch.empty(0, 0, 0)
 
@@ -170,11 +175,14 @@ class _Layer:
             )
         self.scale = self.scale or dim**-0.5
         if new:
-            fresh = torch.arange(self.length, self.length + new, device=keys.device).expand(heads, new)
-            known = self.positions.shape[1] > 0
-            self.positions = torch.cat([self.positions, fresh], 1) if known else fresh.clone()
-            self.mass = functional.pad(self.mass, (0, new)) if known else torch.zeros(heads, new, device=keys.device)
-            self.seen = functional.pad(self.seen, (0, new)) if known else torch.zeros_like(self.mass)
+            fresh = torch.arange(self.length, self.length + new, dtype=torch.int32, device=keys.device).expand(
+                heads, new
+            )
+            self.positions = torch.cat([self.positions, fresh], 1) if self.positions.numel() else fresh.clone()
+            if self.accumulates:
+                none = torch.zeros(heads, new, device=keys.device)
+                self.mass = torch.cat([self.mass, none], 1) if self.mass.numel() else none
+                self.seen = torch.cat([self.seen, none], 1) if self.seen.numel() else none
             self.length += new
 
     def fold(self, keys: torch.Tensor) -> None:
@@ -186,7 +194,7 @@ class _Layer:
 
     def evidence(self, keys: torch.Tensor, values: torch.Tensor) -> Evidence:
         self.fold(keys)
-        accumulated = (self.mass, self.seen) if bool(self.seen.any()) else (None, None)
+        accumulated = (self.mass, self.seen) if self.accumulates and bool(self.seen.any()) else (None, None)
         queries = self.queries if self.queries.shape[1] else None
         return Evidence(keys, values, self.positions, self.length, self.scale, queries, *accumulated)
 
@@ -194,8 +202,9 @@ class _Layer:
         """Hear of what stays."""
         gone = kept.columns < 0
         columns = kept.columns.clamp(min=0)
-        self.mass, self.seen = (table.gather(1, columns).masked_fill(gone, 0) for table in (self.mass, self.seen))
-        self.positions = kept.positions
+        if self.accumulates:
+            self.mass, self.seen = (table.gather(1, columns).masked_fill(gone, 0) for table in (self.mass, self.seen))
+        self.positions, self.ragged = kept.positions, not kept.even
 
 
 def _last(held: torch.Tensor, new: torch.Tensor, count: int) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
@@ -175,6 +177,27 @@ def test_attention_is_what_the_model_computes():
         state = pruner._layers[layer]
         state.fold(cache.layers[layer].keys[0])
         torch.testing.assert_close(state.mass, weights[0].sum(1).unflatten(0, (2, 2)).mean(1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=ids)
+def test_a_cache_stays_small_while_text_is_generated(model, policy):
+    policy = replace(policy, every=10)
+    pruner = Pruner(policy, LAYERS)
+    cache, tokens, prunings = DynamicCache(config=model.config), CALLS[0], 0
+    with watched(model, pruner):
+        for _ in range(41):
+            tokens = ask(model, cache, tokens, pruner.next_position)[-1:].argmax(-1)
+            if pruner.due:
+                prune(cache, pruner)
+                prunings += 1
+    assert (pruner.length, prunings) == (100, 5)
+    for number, layer in enumerate(cache.layers):
+        positions = pruner.positions(number)
+        assert layer.keys.shape[2] == positions.shape[1]
+        assert positions[:, -1].tolist() == [99, 99]
+    if mean := policy.budget.mean(100):
+        held = sum(int((pruner.positions(layer) >= 0).sum()) for layer in range(LAYERS))
+        assert held == 2 * LAYERS * mean
 
 
 def test_the_model_is_left_as_it_was(model):
