@@ -44,7 +44,7 @@ def column_sums(queries: torch.Tensor, keys: torch.Tensor, scale: float, held: t
     grouped = queries.unflatten(0, (keys.shape[0], -1))
     for head, (asked, columns) in enumerate(zip(grouped, keys, strict=True)):
         _add(sums[head], asked.float() * scale, columns.float(), None if gone is None else gone[head])
-    return sums / grouped.shape[1]
+    return sums.div_(grouped.shape[1])
 
 
 def _add(sums: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, gone: torch.Tensor | None) -> None:
