@@ -4,6 +4,7 @@
     filling     makes a region usable in steps, in the background
     limits      whether an arena fits: file system, machine, control groups
     pool        which byte ranges of a region are slots, and how often each is referred to
+    sequences   SequencePool: memory of a process's own for sequences that grow, each in one piece
     lock        file locks that fall when their process dies
     pinning     page-locking for CUDA
     device      the GPU tier's memory, and its handle for engines on the same GPU

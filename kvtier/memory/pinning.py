@@ -60,6 +60,13 @@ class Pinner:
             self._say(self.fault)
 
 
+def unpin(memory: NDArray[np.uint8]) -> None:
+    """Let go of a part that was page-locked, before its memory is given back."""
+    import torch
+
+    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+
+
 def pin_as_it_grows(arena: Arena, pin: Pin) -> Filling:
     """Page-lock an arena that another process owns, in the background and part by part, as far as it has memory."""
 
