@@ -29,6 +29,7 @@ def watched(model: Any, pruner: Pruner) -> Iterator[None]:
     For one sequence without padding, with a `DynamicCache`. Give `position_ids` that begin at `pruner.next_position`:
     once tokens were dropped, the cache no longer says where the next one stands. Masks are made for each layer, so that
     layers and heads may hold different numbers of tokens, and calls may have several tokens.
+    The model's attention has another name meanwhile, so that a keyspace that was made for it does not fit: load first.
 
     Raises:
         UnsupportedKV: the model's attention is neither eager nor SDPA.

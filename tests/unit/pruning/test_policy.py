@@ -126,5 +126,7 @@ def test_scores_that_are_no_numbers_go_first():
     assert policy.choose(evidence(1, 4, mass=mass, seen=mass), layer=0, layers=1).columns.tolist() == [[2, 3]]
 
 
-def test_windows_are_wider_than_what_they_ask_with():
+def test_the_youngest_are_protected_by_number_or_by_share():
     assert Policy(Window(8), Ratio(0.5), recent=8).youngest(1000) == 8
+    assert Policy(Window(8), Ratio(0.5), recent=8, recent_share=0.5).youngest(1000) == 250
+    assert Policy(Window(8), Ratio(0.5), recent=8, recent_share=0.5).youngest(10) == 8
