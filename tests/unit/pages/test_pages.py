@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -251,6 +253,27 @@ def test_kv_of_another_shape_is_refused(wrong):
     with pytest.raises(KVMismatch):
         kv.append(table, wrong)
     assert (table.tokens, kv.held_nbytes) == (0, 0)
+
+
+def test_threads_fork_and_grow_one_sequence_at_a_time_each():
+    """All begin with the same partial page; each finds what it wrote, and in the end all pages but the first's are free."""
+    kv = PagedKV(SPEC, 64, page_tokens=4)
+    base, given = kv.tables.new(), kv_of(SPEC, 6)
+    kv.append(base, given)
+
+    def work(thread):
+        for turn in range(40):
+            more = kv_of(SPEC, 1 + turn % 9, seed=100 * thread + turn)
+            table = kv.tables.fork(base)
+            kv.append(table, more)
+            for layer, before, after in zip(kv.gather(table), given, more, strict=True):
+                for part, *wanted in zip(layer, before, after, strict=True):
+                    assert torch.equal(part, torch.cat(wanted))
+            kv.tables.free(table)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert kv.tables.free_pages == 62
 
 
 def test_pools_and_pages_of_nothing_are_refused():
