@@ -14,6 +14,7 @@ from kvtier.errors import SessionUnavailable, UsageError
 transformers = pytest.importorskip("transformers")
 
 from kvtier.connectors.transformers import KVTierCache, prefill  # noqa: E402
+from kvtier.connectors.transformers import cache as cache_module  # noqa: E402
 from tests.transformers_fixture import BLOCK, make, plain, space_of, stored, words  # noqa: E402
 
 ANSWER = 2 * BLOCK + 3
@@ -366,6 +367,32 @@ def test_without_its_host_a_conversation_goes_on_and_later_turns_are_stored(cach
 
 def gone(*_args, **_kwargs):
     raise SessionUnavailable("gone")
+
+
+def no_memory(*_):
+    raise RuntimeError("no memory")
+
+
+def test_what_could_not_be_saved_does_not_end_the_saving_of_a_conversation(cache, monkeypatch):
+    model = make()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[500] = torch.nan
+    space = space_of(cache, model, plan="int8")
+    chat, ids = KVTierCache(model, space), words(0, 3 * BLOCK) % 500
+    answer(model, chat, ids, 1)
+    answer(model, chat, torch.cat([ids, torch.tensor([500]), ids]), 3)
+    assert chat.saved().result().refused == "bad_values"
+    whole = answer(model, chat, torch.cat([ids, ids]), 3)
+    assert chat.saved().result().refused == ""
+    assert stored(space, whole[:-1]) == (len(whole) - 1) // BLOCK * BLOCK
+    # Nor does a moment without memory.
+    with monkeypatch.context() as short:
+        short.setattr(cache_module, "rows_of", no_memory)
+        whole = answer(model, chat, torch.cat([whole, ids]), 3)
+        assert chat.saved().result().refused == "kv_mismatch"
+    whole = answer(model, chat, torch.cat([whole, ids]), 3)
+    assert chat.saved().result().refused == ""
+    assert stored(space, whole[:-1]) == (len(whole) - 1) // BLOCK * BLOCK
 
 
 def test_saving_can_be_left_out(cache, model):

@@ -86,9 +86,11 @@ class Blocks:
     def again(self) -> None:
         """Save all of it again: what is there is passed over, and what was evicted, or died with the host, is not.
 
-        What was loaded and is not exact stays out of it: nothing is quantised twice.
+        Nor is what was refused: the part that could not be saved may be gone. What was loaded and is not exact stays
+        out of it: nothing is quantised twice.
         """
         with self._lock:
+            self._refused, self._stopped = {}, ""
             self._sent = [0 if self._exact else had for had in self._loaded]
 
     def copy(self) -> Blocks:
