@@ -2,7 +2,7 @@
 
     python examples/transformers_batch.py MODEL DOCUMENT QUESTION...
 
-Run it again with other questions: with `kvtier up` running, the document is loaded instead of computed.
+It needs `kvtier up`. Run it again with other questions: the document is loaded instead of computed.
 """
 
 import sys
