@@ -256,7 +256,7 @@ def test_kv_of_another_shape_is_refused(wrong):
 
 
 def test_threads_fork_and_grow_one_sequence_at_a_time_each():
-    """All begin with the same partial page; each finds what it wrote, and in the end all pages but the first's are free."""
+    """All share a partial page at first; each finds what it wrote, and at the end only the first's pages are held."""
     kv = PagedKV(SPEC, 64, page_tokens=4)
     base, given = kv.tables.new(), kv_of(SPEC, 6)
     kv.append(base, given)
