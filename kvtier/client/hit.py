@@ -51,6 +51,7 @@ class Hit:
     Attributes:
         tokens: tokens that can be loaded; those that are still on their way into the arena, `load` waits for.
         staging: further tokens that are on their way and that nobody waits for.
+        problem: why the host gave no answer, the name of an error; empty when it did.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Hit:
         wait: float,
         *,
         again: bool = False,
+        problem: str = "",
     ) -> None:
         step = scope.keyspace.spec.block_tokens
         self._scope, self._chain, self._matched, self._arena = scope, chain, matched, arena
         self._slots, self._tiers, self._inside = matched.slots, matched.tiers, matched.inside
         self._awaited = matched.staging if wait > 0 else 0
         self._until = time.monotonic() + wait
-        self._again = again
+        self._again, self.problem = again, problem
         self._closed = False
         self._seconds, self._read, self._begin = 0.0, 0, 0
         self.tokens = (len(self._slots) + self._awaited) * step

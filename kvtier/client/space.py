@@ -78,7 +78,7 @@ class Space:
             does not answer is an empty hit, counted in `Cache.counters`.
         """
         chain, wait = self.chain(token_ids, extra=extra), _seconds(wait)
-        matched, device = Matched.nothing(), self._scope.device
+        matched, device, problem = Matched.nothing(), self._scope.device, ""
         epoch = self.session.epoch
         arena = MappedArena(epoch, np.empty(0, np.uint8), np.empty(0, np.uint32))
         try:
@@ -97,8 +97,9 @@ class Space:
                 epoch = mapped.epoch
                 self.session.release(found.lease)
         except SessionError as exc:
-            self._scope.counters[f"match_{type(exc).__name__}"] += 1
-        return Hit(self._scope, chain, matched, arena, wait, again=again)
+            problem = type(exc).__name__
+            self._scope.counters[f"match_{problem}"] += 1
+        return Hit(self._scope, chain, matched, arena, wait, again=again, problem=problem)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Say that the engine computed the KV of so many tokens in one go in this time.

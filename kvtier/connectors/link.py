@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kvtier.client.cache import Cache
 from kvtier.errors import KVTierError
 
-FIRST, LONGEST = 0.5, 10.0
+FIRST, LONGEST = 0.5, 2.0
 """Seconds between two attempts to reach a host that did not answer at the start."""
 SAYINGS = 100
 """Different things that people are told in all: some have numbers in them, and would be new each time."""

@@ -18,10 +18,12 @@ from kvtier.connectors.vllm.link import Link
 from kvtier.connectors.vllm.messages import Recipe
 from kvtier.connectors.vllm.stored import Stored
 from kvtier.connectors.vllm.weights import Adapters
-from kvtier.errors import KVTierError
+from kvtier.errors import KVTierError, SessionUnavailable
 
 THREADS = 16
 """Lookups at a time: each may wait for blocks on their way up."""
+PAUSE = 5.0
+"""Seconds for which a host that hung is not asked again."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Lookups:
         self.generation = ""
         self._link, self._stored, self._revision, self._wait, self._clock = link, stored, revision, wait, clock
         self._adapters = Adapters()
+        self._paused = 0.0
         self._threads = ThreadPoolExecutor(THREADS, "kvtier-lookup")
 
     def begin(self, prompt: Prompt) -> Future[Found]:
@@ -131,6 +134,8 @@ class Lookups:
         recipe = self.recipe(prompt.lora, generation)
         if recipe is None:
             return self._nothing(None, "starting")
+        if self._clock() < self._paused:
+            return self._nothing(recipe, "paused")
         spaces = [self._link.space(recipe, rank) for rank in range(self._stored.shards)]
         if any(space is None for space in spaces):
             return self._nothing(recipe, "unavailable")
@@ -146,6 +151,8 @@ class Lookups:
             hit = self._gathered(space, keys[:blocks], until)
             hits.append(hit)
             blocks = hit.tokens // step
+            if hit.problem:
+                return self._unanswered(recipe, hits, hit.problem)
             if not blocks:
                 break
         served = hits[0].served[:blocks]
@@ -156,6 +163,16 @@ class Lookups:
         hit = space.match(chain_of(space, keys), wait=max(0.0, until - self._clock()))
         hit.gather()
         return hit
+
+    def _unanswered(self, recipe: Recipe, hits: Sequence[Hit], problem: str) -> Found:
+        """The host is gone, or hangs: then the next requests do not wait for it, one after the other."""
+        for hit in hits:
+            hit.close()
+        self._link.say("the host does not answer; requests are computed meanwhile")
+        if problem == SessionUnavailable.__name__:
+            return self._nothing(recipe, "unavailable")
+        self._paused = self._clock() + PAUSE
+        return self._nothing(recipe, problem)
 
     def _nothing(self, recipe: Recipe | None, why: str) -> Found:
         return Found(recipe, at=self._clock(), why=why)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 import kvtier
+from kvtier.connectors.vllm.lookup import PAUSE
 from kvtier.connectors.vllm.messages import Outcome
 from kvtier.connectors.vllm.scheduler import AHEAD, KEPT
+from kvtier.errors import DeadlineExceeded, SessionUnavailable
 from tests.unit.connectors.vllm.engine import BLOCK, PAGE, output
 from tests.unit.connectors.vllm.side import PAGES, PATIENCE, PROMPT, RECIPE, Engine, Here, leases, store
 
@@ -301,3 +304,37 @@ def test_what_another_connector_is_loading_is_not_saved_when_its_request_is_abor
     engine.side.ended(request, (PAGES,))
     assert engine.side.step(output()).saves == ()
     assert engine.pool.held == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "counted", "after"),
+    [
+        (SessionUnavailable("gone"), "unavailable", "unavailable"),
+        (DeadlineExceeded("hung"), "DeadlineExceeded", "paused"),
+    ],
+)
+def test_a_host_that_no_longer_answers_is_counted_and_said_and_one_that_hangs_left_alone(
+    engine: Engine,
+    here: Here,
+    cache: kvtier.Cache,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Exception,
+    counted: str,
+    after: str,
+) -> None:
+    store(cache, PROMPT[: 3 * BLOCK])
+    asked = []
+
+    def fail(*given: object, **options: object) -> None:
+        asked.append(given)
+        raise problem
+
+    monkeypatch.setattr(cache.session, "match", fail)
+    assert engine.admit(engine.arrive("a")) == 0
+    assert engine.admit(engine.arrive("b")) == 0
+    assert engine.side.drain() == Counter([f"missed:{counted}", f"missed:{after}"])
+    assert here.said[0].startswith("the host does not answer")
+    assert len(asked) == (1 if after == "paused" else 2)
+    monkeypatch.undo()
+    engine.now += PAUSE + 0.1
+    assert engine.admit(engine.arrive("c")) == 3 * BLOCK
