@@ -7,8 +7,9 @@
       options      what a user may say
       stored       which KV can be stored, and what names it; `extra` for single requests, `weights` for files
       link         the session with the host, which may come and go
-    scheduler    what is promised and what is saved; `lookup` finds and leases, `sequence` is one request, `held` pages,
-                 `speed` the engine's
+    scheduler    what is promised and what is saved; `sequence` is one request
+      asking       which requests are looked up; `lookup` finds and leases, on threads
+      saving       what is saved, out of pages that are `held` meanwhile; `speed` is the engine's
     worker       loads and saves; `transfer` is one of them, `pages` how the engine's tensors are seen
     messages     what the two tell each other
     stats        counters in vLLM's logs and metrics

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from kvtier.connectors.vllm.lookup import Found
-from kvtier.connectors.vllm.messages import Recipe
+from kvtier.connectors.vllm.messages import GONE, Blocks, Recipe
+from kvtier.connectors.vllm.stored import Stored
 
 
 class Sequence:
@@ -60,6 +61,25 @@ class Sequence:
             if found.recipe != self.recipe or len(found.keys) > len(self.keys):
                 self.recipe, self.keys = found.recipe, list(found.keys)
             self.stored = found.tokens // block_tokens
+
+    def blocks(self, stored: Stored, wanted: range, pages: tuple[list[int], ...], *, none: int) -> Blocks:
+        """The blocks that have these tokens, in the engine's pages.
+
+        Args:
+            stored: how the engine's layers lie in blocks.
+            wanted: tokens, from a page's first on, to a block's last.
+            pages: of the request, for each group of layers.
+            none: the page that stands for none.
+        """
+        origin = wanted.start // stored.block_tokens * stored.block_tokens
+        part = slice(origin // stored.page_tokens, wanted.stop // stored.page_tokens)
+        return Blocks(
+            self.recipe,
+            tuple(self.keys[: wanted.stop // stored.block_tokens]),
+            wanted.start,
+            tuple(tuple(GONE if number == none else number for number in group[part]) for group in pages),
+            origin,
+        )
 
     def let_go(self) -> None:
         """Give back what is leased, or will be."""

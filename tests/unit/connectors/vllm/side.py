@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 
 import kvtier
+from kvtier.connectors.vllm.asking import LOOKUP
 from kvtier.connectors.vllm.messages import Recipe
 from kvtier.connectors.vllm.options import Options
-from kvtier.connectors.vllm.scheduler import LOOKUP, SchedulerSide
+from kvtier.connectors.vllm.scheduler import SchedulerSide
 from kvtier.connectors.vllm.stored import Stored
 from kvtier.spec import KVSpec
 from tests.unit.connectors.vllm.engine import BLOCK, PAGE, Manager, Pool, Request

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 import kvtier
+from kvtier.connectors.vllm.asking import AHEAD, KEPT
 from kvtier.connectors.vllm.lookup import PAUSE
 from kvtier.connectors.vllm.messages import Outcome
-from kvtier.connectors.vllm.scheduler import AHEAD, KEPT
 from kvtier.errors import DeadlineExceeded, SessionUnavailable
 from tests.unit.connectors.vllm.engine import BLOCK, PAGE, output
 from tests.unit.connectors.vllm.side import PAGES, PATIENCE, PROMPT, RECIPE, Engine, Here, leases, store
