@@ -166,7 +166,7 @@ def main() -> None:
             f"skipped: vLLM has an environment of its own, and {PYTHON.parent.parent} is not there: make install-vllm"
         )
         return
-    tokens, answer, rounds = (256, 66, 1) if chosen.smoke else (2000, 130, 11)
+    tokens, answer, rounds = (256, 66, 1) if chosen.smoke else (2000, 130, 7)
     of = measure(tokens, answer, rounds)
     figures = [
         of["hit"].figure("engine_vllm.hit_speedup", "x", tokens=tokens),

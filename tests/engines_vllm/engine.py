@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engines_vllm.host import ROOT, Host, eventually
+from tests.engines_vllm.engine_child import serve
+from tests.engines_vllm.host import Host, eventually
 
 PAGE = 32
 BLOCK = 64
@@ -30,6 +29,10 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "INFO",
     "OMP_NUM_THREADS": "1",
 }
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Engines are forked from a process that has imported vLLM, which takes as long as all else that an engine does."""
+PROCESSES.set_forkserver_preload(["vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker"])
+os.environ.update(ENVIRONMENT)
 OPTIONS = {
     "dtype": "float32",
     "max_model_len": 4096,
@@ -48,8 +51,8 @@ def transfer(host: Host, role: str = "kv_both", policy: str | None = None, **ext
         "kv_connector": "KVTierConnector",
         "kv_connector_module_path": "kvtier.connectors.vllm",
         "kv_role": role,
-        # Which blocks are worth loading hangs on speed; here all are.
-        "kv_connector_extra_config": {"target": str(host.socket), "decline": False} | extra,
+        # What is worth loading, and what comes too late, hangs on speed; here all is, and nothing does.
+        "kv_connector_extra_config": {"target": str(host.patient), "wait": 10.0, "decline": False} | extra,
     }
     return config | ({"kv_load_failure_policy": policy} if policy else {})
 
@@ -80,22 +83,13 @@ class Engine:
 
     def __init__(self, model: Path, log: Path, environment: dict[str, str] | None = None, **options: Any) -> None:
         self._log = log
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **(environment or {})}
-        command, pipe = [sys.executable, "-m", "tests.engines_vllm.engine_child"], subprocess.PIPE
-        with log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                command,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=errors,
-                env=environ,
-                cwd=ROOT,
-                text=True,
-                start_new_session=True,
-            )
+        log.touch()
+        self._pipe, theirs = PROCESSES.Pipe()
+        asked = {"model": str(model), **OPTIONS, **options}
+        self.process = PROCESSES.Process(target=serve, args=(theirs, log, environment or {}, asked))
+        self.process.start()
+        theirs.close()
         self._connected = "kv_transfer_config" in options
-        self._say({"model": str(model), **OPTIONS, **options})
 
     def ready(self) -> Engine:
         """Wait until it is, and a connector knows the weights: before that everything is computed."""
@@ -111,7 +105,7 @@ class Engine:
 
     def send(self, command: str, **arguments: Any) -> None:
         """A command whose answer is fetched later, by `answers`."""
-        self._say({"do": command, **arguments})
+        self._pipe.send({"do": command, **arguments})
 
     def answers(self) -> list[Answer]:
         """What `generate` answers, sent before."""
@@ -138,35 +132,24 @@ class Engine:
 
     def close(self) -> None:
         """End it, in its own time; idempotent."""
-        if self.process.stdin.closed:
-            return
-        self.process.stdin.close()
-        try:
-            self.process.wait(60.0)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-        finally:
-            self.process.stdout.close()
+        if not self._pipe.closed:
+            self._pipe.close()
+            self.process.join(60.0)
+            assert self.process.exitcode == 0, f"it ended with {self.process.exitcode}:\n{self.log()[-6000:]}"
 
     def kill(self) -> None:
         """SIGKILL, to it and its processes; idempotent."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10.0)
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-
-    def _say(self, what: Any) -> None:
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
+        self.process.join(10.0)
+        self._pipe.close()
 
     def _hear(self) -> Any:
-        line = self.process.stdout.readline()
-        if not line:
-            raise EngineError(f"the engine ended with {self.process.wait(10.0)}:\n{self.log()[-6000:]}")
-        heard = json.loads(line)
+        try:
+            heard = self._pipe.recv()
+        except (EOFError, ConnectionError) as exc:
+            self.process.join(10.0)
+            raise EngineError(f"the engine ended with {self.process.exitcode}:\n{self.log()[-6000:]}") from exc
         if "error" in heard:
             raise EngineError(f"{heard['error']}\n{self.log()[-6000:]}")
         return heard["value"]

@@ -1,17 +1,16 @@
-"""A vLLM engine in a process of its own: takes a JSON line, answers with one.
+"""A vLLM engine in a process of its own: takes commands out of a pipe, and puts the answers there.
 
-The first line holds what `vllm.LLM` takes. Each further one is a command with its arguments: see `Engine`'s methods.
-vLLM writes where it likes; answers go to the pipe that was standard output when the process began.
+A command is a dictionary: `do` is one of `Engine`'s methods, and the rest are its arguments.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 COUNTERS = (
@@ -109,6 +108,10 @@ class Engine:
         """Forget it at once, without a step before; of what runs too, which begins anew."""
         return self._llm.reset_prefix_cache(reset_running_requests=running)
 
+    def end(self) -> None:
+        """As when the process ends; a forked one does not do so by itself."""
+        self._core.engine_core.shutdown()
+
     def _settle(self) -> None:
         """Step until nothing is left to do, as an engine does that is a process of its own."""
         core = getattr(self._core.engine_core, "engine_core", None)
@@ -147,30 +150,22 @@ class Engine:
         return [first - began, time.perf_counter() - first]
 
 
-def commands() -> Iterator[dict[str, Any]]:
-    while line := sys.stdin.readline():
-        yield json.loads(line)
-
-
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def serve(pipe: Any, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
+    """Be an engine's process: answer until the other end of the pipe is closed."""
+    os.setsid()
+    os.environ.update(environment)
+    with log.open("ab") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
     faulthandler.register(signal.SIGUSR1)
-    asked = commands()
-
-    def answer(what: Any) -> None:
-        answers.write(json.dumps(what) + "\n")
-        answers.flush()
-
     try:
-        engine = Engine(**next(asked))
-        answer({"value": os.getpid()})
-        for command in asked:
-            answer({"value": getattr(engine, command.pop("do"))(**command)})
+        engine = Engine(**options)
+        pipe.send({"value": os.getpid()})
+        with suppress(EOFError):
+            while command := pipe.recv():
+                pipe.send({"value": getattr(engine, command.pop("do"))(**command)})
+        engine.end()
     except Exception as exc:
-        answer({"error": f"{type(exc).__name__}: {exc}"})
+        with suppress(OSError):
+            pipe.send({"error": f"{type(exc).__name__}: {exc}"})
         raise
-
-
-if __name__ == "__main__":
-    main()

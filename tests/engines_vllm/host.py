@@ -31,10 +31,17 @@ def eventually(what: Callable[[], Any], wanted: Any, seconds: float = PATIENCE) 
 
 
 class Host:
-    """One host over a folder that outlives its process."""
+    """One host over a folder that outlives its process.
+
+    Attributes:
+        socket: of its door.
+        patient: a kvtier.toml of clients that wait for it longer than usual, however busy this machine is.
+    """
 
     def __init__(self, folder: Path, arena: Path, capacity: int = CAPACITY) -> None:
         self.socket = folder / "door.sock"
+        self.patient = folder / "kvtier.toml"
+        self.patient.write_text(f'run_dir = "{folder}"\n[client]\ncall_timeout = "10s"\n')
         self._places = [str(self.socket), str(arena), str(folder / "nvme"), str(capacity)]
         self._process: subprocess.Popen[str] | None = None
         self.start()
