@@ -37,7 +37,7 @@ def test_what_runs_is_computed_anew_after_a_reset(start: Start, alone: Alone, ll
 
 
 def test_a_host_that_hangs_delays_a_reset_and_no_more(start: Start, alone: Alone, llama, host: Host) -> None:
-    engine = start(llama, kv_transfer_config=transfer(host))
+    engine = start(llama, kv_transfer_config=transfer(host, target=str(host.socket)))
     wanted = alone(llama, C)
     with host.stopped():
         assert [engine.generate(C)[0].tokens] == wanted

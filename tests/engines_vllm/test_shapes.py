@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 
 import pytest
 
+from kvtier.connectors.vllm.lookup import PAUSE
 from tests.engines_vllm.conftest import Alone, Make, Start
-from tests.engines_vllm.engine import EngineError, again, transfer
+from tests.engines_vllm.engine import Engine, EngineError, again, transfer
 from tests.engines_vllm.host import Host, eventually
 from tests.engines_vllm.prompts import A, B, blocks, loadable, local
 
 PROMPTS = (A, B)
 SEPARATE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 RANKS = {"tensor_parallel_size": 2, "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
+TRIES = 5
 
 
 def test_an_engine_whose_core_is_a_process_of_its_own(start: Start, alone: Alone, llama, host: Host) -> None:
@@ -45,12 +48,25 @@ def test_two_ranks_load_what_both_of_them_have(start: Start, alone: Alone, llama
     for cached in (everything, nothing, everything):
         if cached == nothing:
             assert host.tell("forget") == stored
-        engine.do("reset")
-        answers = engine.generate(*PROMPTS)
-        assert [answer.tokens for answer in answers] == wanted
+        # Two ranks that wait for each other leave a small machine no time: what was late then, a lookup or a load, is
+        # counted, and the only reason for other numbers.
+        for _ in range(TRIES):
+            engine.do("reset")
+            late = missed(engine)
+            answers = engine.generate(*PROMPTS)
+            assert [answer.tokens for answer in answers] == wanted
+            host.has(2 * stored)
+            if missed(engine) == late or cached == nothing:
+                break
+            sleep(PAUSE)
         assert [answer.cached for answer in answers] == cached
-        host.has(2 * stored)
     host.idle()
+
+
+def missed(engine: Engine) -> float:
+    """Requests that could not be looked up, and tokens that could not be loaded."""
+    late = [engine.do("series", prefix=f"vllm:kvtier_{what}") for what in ("missed", "failed_tokens")]
+    return sum(value for series in late for _, _, value in series)
 
 
 WINDOWS = {"tie_word_embeddings": True, "layer_types": ["sliding_attention", "full_attention"] * 2}

@@ -33,6 +33,8 @@ from kvtier.errors import ConfigError, KVTierError
 from kvtier.tiers.base import TierNumber
 
 log = logging.getLogger("vllm.kvtier")
+STARTING = 10.0
+"""Seconds that the engine's start waits for kernels and the weights' revision."""
 _WORKERS: WeakValueDictionary[str, WorkerSide] = WeakValueDictionary()
 """Of this process, by the engine's name."""
 
@@ -231,8 +233,11 @@ def _rank(config: Any) -> int:
 
 
 def _revision(config: Any, options: Options, described: Stored) -> Future[str]:
-    """Find out the weights' revision, and compile the codec, in the background: both may take a while."""
-    model, known = config.model_config, Future[str]()
+    """Find out the weights' revision, and compile the codec, in the background: both may take a while.
+
+    The engine's start waits for it a little, so that the first requests of a short program are no misses.
+    """
+    model, known, tried = config.model_config, Future[str](), threading.Event()
 
     def find() -> None:
         try:
@@ -241,11 +246,14 @@ def _revision(config: Any, options: Options, described: Stored) -> Future[str]:
             revision = options.revision or revision_of(str(model.model), commit)
         except Exception as exc:  # noqa: BLE001 - said, and requests are computed
             log.error("kvtier: %s; nothing is stored or loaded", exc)  # noqa: TRY400 - for a user, not for us
-            return
-        log.info("kvtier: the weights are %s", revision)
-        known.set_result(revision)
+        else:
+            log.info("kvtier: the weights are %s", revision)
+            known.set_result(revision)
+        finally:
+            tried.set()
 
     threading.Thread(target=find, name="kvtier-revision", daemon=True).start()
+    tried.wait(STARTING)
     return known
 
 
