@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from kvtier.client.cache import Cache
-from kvtier.errors import KVTierError
+from kvtier.errors import ConfigError, KVTierError, SessionError
+
+T = TypeVar("T")
 
 FIRST, LONGEST = 0.5, 2.0
 """Seconds between two attempts to reach a host that did not answer at the start."""
@@ -69,3 +72,33 @@ class Link:
         pause = FIRST
         while not self._closed.wait(pause) and not self._connected():
             pause = min(LONGEST, 2 * pause)
+
+
+class Opened(Generic[T]):
+    """What an engine opens on a session once there is one. Thread-safe; nobody waits for another one's opening.
+
+    Args:
+        link: the session.
+        opening: opens it; what it raises for the host's sake is said, and tried again at the next call.
+    """
+
+    def __init__(self, link: Link, opening: Callable[[Cache], T]) -> None:
+        self._link, self._opening = link, opening
+        self._opened: T | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> T | None:
+        """It; None while the host is not there, or refuses it."""
+        cache = self._link.cache
+        if cache is None:
+            return None
+        if self._opened is None:
+            try:
+                opened = self._opening(cache)
+            except (ConfigError, SessionError) as exc:
+                self._link.say(f"{exc}")
+                return None
+            with self._lock:
+                if self._opened is None:
+                    self._opened = opened
+        return self._opened

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.connectors.link import Link
+from kvtier.connectors.link import Link, Opened
 from kvtier.connectors.rows import RowMemory, Rows
 from kvtier.connectors.sglang.pools import HostPool
-from kvtier.errors import ConfigError, SessionError, SessionUnavailable
+from kvtier.errors import SessionUnavailable
 
 
 class Shelf:
@@ -26,26 +25,17 @@ class Shelf:
     """
 
     def __init__(self, link: Link, pool: HostPool, *, wait: float, identity: Mapping[str, Any]) -> None:
-        self._link, self._wait, self._identity = link, wait, dict(identity)
+        self._wait, self._identity = wait, dict(identity)
         self.pool = pool
         memory = pool.memory or RowMemory.of(np.empty((1, pool.nbytes), np.uint8))
         self._spec = memory.prepare(pool.page_tokens)
-        self._rows: Rows | None = None
-        self._lock = threading.Lock()
+        layout = pool.layout
+        self._rows = Opened(link, lambda cache: Rows(cache, self._spec, layout=layout, **self._identity))
 
     @property
     def rows(self) -> Rows | None:
         """The keyspace; None while the host is not there, or refuses it."""
-        cache = self._link.cache
-        if cache is None:
-            return None
-        with self._lock:
-            if self._rows is None:
-                try:
-                    self._rows = Rows(cache, self._spec, layout=self.pool.layout, **self._identity)
-                except (ConfigError, SessionError) as exc:
-                    self._link.say(f"{exc}")
-            return self._rows
+        return self._rows.get()
 
     def held(self, names: Sequence[str]) -> int:
         """How many leading pages are there, or on their way."""

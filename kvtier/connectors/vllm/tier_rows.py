@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +14,8 @@ import numpy as np
 from msgspec import Meta
 
 import kvtier
-from kvtier.connectors.link import Link
+from kvtier.connectors.link import Link, Opened
 from kvtier.connectors.rows import RowMemory, Rows
-from kvtier.errors import ConfigError, SessionError
 
 CANONICAL = "canonical"
 
@@ -66,28 +64,18 @@ class TierRows:
     """
 
     def __init__(self, options: TierOptions, spec: Any, chunks: memoryview, link: Link) -> None:
-        self._link, self._wait = link, options.wait
+        self._wait = options.wait
         held = RowMemory.of(np.asarray(chunks).view(np.uint8))
         self.memory = RowMemory(held.pieces, held.strides, held.piece_nbytes, held.count, None)
         self.nbytes = held.piece_nbytes
         self.spec = self.memory.prepare(int(spec.tokens_per_block[0]) * int(spec.blocks_per_chunk))
         self._identity = _identity(options, spec.config, int(spec.blocks_per_chunk))
-        self._rows: Rows | None = None
-        self._lock = threading.Lock()
+        self._rows = Opened(link, lambda cache: Rows(cache, self.spec, **self._identity))
 
     @property
     def rows(self) -> Rows | None:
         """The keyspace; None while the host is not there, or refuses it."""
-        cache = self._link.cache
-        if cache is None:
-            return None
-        with self._lock:
-            if self._rows is None:
-                try:
-                    self._rows = Rows(cache, self.spec, **self._identity)
-                except (ConfigError, SessionError) as exc:
-                    self._link.say(f"{exc}")
-            return self._rows
+        return self._rows.get()
 
     def in_order(self, keys: Iterable[bytes], request: Any) -> list[list[bytes]]:
         """Keys of each of vLLM's groups, in the order of the sequence as far as the request knows it."""
