@@ -106,7 +106,8 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
                     refused.append(block)
                 elif row is not None and state.table.life[row] == block.life:
                     stored.append(row)
-                    state.move("cpu", name, block.nbytes)
+                    if not state.table.has(row, tier):  # else somebody else moved it meanwhile, and counted that
+                        state.move("cpu", name, block.nbytes)
                 else:  # condemned meanwhile: what was copied is not to be trusted
                     orphans.append(block.key)
             state.enter(stored, tier)

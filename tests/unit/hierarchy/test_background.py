@@ -73,6 +73,27 @@ class TestWatermark:
             session.release(matched.lease)
             host.check()
 
+    def test_what_two_threads_move_at_once_is_counted_once(self):
+        """The keeper and whoever stages may choose the same blocks before either has written them."""
+        with Host(blocks=20, limits=PLENTY) as host:
+            save(host.session(), range(8))
+            reached, go_on, hook = held()
+            host.nvme.hooks["write"] = hook
+            rows = [host.state.table.rows[key] for key in keys(range(7, -1, -1))]
+            threads = [threading.Thread(target=host.mover.demotion.demote, args=(rows,)) for _ in range(2)]
+            threads[0].start()
+            assert reached.wait(10.0)
+            threads[1].start()
+            slot = int(host.state.table.offset[rows[0]])
+            while host.state.cpu.pool.references(slot) < 3:  # the block's own, and one of each
+                threads[1].join(0.01)
+                assert threads[1].is_alive()
+            go_on.set()
+            for thread in threads:
+                thread.join()
+            assert host.stats.moves["cpu", "nvme"] == len(host.nvme.seeds(range(8))) == 8
+            host.check()
+
     def test_what_is_used_meanwhile_stays(self):
         with Host(blocks=20, limits=PLENTY) as host:
             session = host.session()
