@@ -3,6 +3,7 @@
     cache      Cache: a host's kvtier, from `connect()` or `open()`
     space      Space: one keyspace of it: match, save, prefetch, move
     hit        Hit: a leased prefix; load
+    pools      Pools: a public pool and a session's own blocks: load, save
     reading    where slots are read, and into what they are decoded: CPU memory or a GPU's
     writing    what is encoded, in CPU memory or a GPU's, and its way into slots
     device     the GPU tier's memory, attached when KV is loaded on its device for the first time
@@ -24,6 +25,9 @@ in the arena, in the same load. What cannot be attached costs only speed: everyt
 
 An engine with a prefix cache of its own loads and saves from an `origin` on: what it has is not fetched, not checked,
 and its own to answer for. Its scheduler's lookup is the one that counts; its workers match `again`.
+
+A session's own blocks are keyed by its secret and by the public block that they follow, so nobody else finds them and
+the public pool never answers with what only one session may see.
 
 Nothing here fails a request. A host that is gone, slow or restarted is a miss with a reason in `Cache.counters`; what
 raises is the caller's own bug (`UsageError`) or KV that cannot be stored (`UnsupportedKV`, `KVMismatch`).

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from kvtier.client.device import Device
 from kvtier.client.headers import Headers
@@ -42,7 +43,8 @@ class Cache:
         self._device = Device(session, self.counters)
         self._closing = closing
         self._saver = Saver()
-        self._spaces: dict[tuple[bytes, int, float | None, bool], Space] = {}
+        # Who serves many tenants or sessions opens keyspaces without end.
+        self._spaces: WeakValueDictionary[tuple[bytes, int, float | None, bool], Space] = WeakValueDictionary()
 
     def __enter__(self) -> Cache:
         return self
@@ -106,7 +108,7 @@ class Cache:
         return self._spaces.setdefault((keyspace.root, rank, ttl, chained), Space(scope, rank=rank, saver=self._saver))
 
     def inspect(self, token_ids: Any) -> list[dict[str, Any]]:
-        """What the host knows of a sequence's blocks, in every keyspace opened through this cache.
+        """What the host knows of a sequence's blocks, in every keyspace opened through this cache that is still in use.
 
         Returns:
             One dictionary a stored block: what `Space.inspect` says, with `model`, `plan` and `position`.
@@ -119,7 +121,7 @@ class Cache:
         ]
 
     def where(self, token_ids: Any) -> list[dict[str, Any]]:
-        """Which hosts hold how much of a sequence, in every keyspace opened through this cache, longest prefix first.
+        """Which hosts hold how much of a sequence, in every keyspace of this cache in use, longest prefix first.
 
         Returns:
             One dictionary a keyspace and host: what `Space.where` says, with `model` and `plan`.

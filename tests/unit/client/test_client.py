@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from concurrent.futures import Future
@@ -822,3 +823,15 @@ class TestRetention:
             stored(each, range(8))
         assert space.clear() == 2
         assert (space.match(range(8)).tokens, other.match(range(8)).tokens) == (0, 8)
+
+
+def test_a_keyspace_that_nobody_uses_any_more_is_let_go(cache):
+    """Who serves many sessions opens one each."""
+    for number in range(50):
+        cache.keyspace(SPEC, model="m", revision="1", tenant=str(number))
+    held = cache.keyspace(SPEC, model="m", revision="1")
+    stored(held, range(8))
+    gc.collect()
+    assert list(cache._spaces.values()) == [held]
+    assert cache.keyspace(SPEC, model="m", revision="1") is held
+    assert [block["position"] for block in cache.inspect(range(8))] == [0, 1]
