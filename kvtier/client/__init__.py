@@ -3,6 +3,7 @@
     cache      Cache: a host's kvtier, from `connect()` or `open()`
     space      Space: one keyspace of it: match, save, prefetch, move
     hit        Hit: a leased prefix; load
+    rows       Rows: bytes under names that their owner gives them
     pools      Pools: a public pool and a session's own blocks: load, save
     reading    where slots are read, and into what they are decoded: CPU memory or a GPU's
     writing    what is encoded, in CPU memory or a GPU's, and its way into slots

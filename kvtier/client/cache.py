@@ -78,7 +78,7 @@ class Cache:
             ttl: seconds after which blocks that are saved here expire, in every tier, within a second; None for never.
                 A block keeps the time that it was first saved with.
             overrides: whatever else changes the KV: RoPE scaling, config overrides.
-            chained: whether blocks are named by the tokens before them; see `kvtier.connectors.rows` for those that are
+            chained: whether blocks are named by the tokens before them; see `kvtier.client.rows` for those that are
                 not. Their plan is "raw".
             **parts: the other fields of `Keyspace`: `tenant`, `layout`, `kv_scales`, `tp_size`, `adapter`,
                 `adapter_digest`, `recipe`.

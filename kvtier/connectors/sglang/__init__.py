@@ -1,7 +1,7 @@
 """kvtier for SGLang: the third level of its hierarchical cache (HiCache), by its dynamic storage backend.
 
     hicache   KVTierHiCache: SGLang's `HiCacheStorage`, zero-copy (v1, v2) and page by page
-    shelf     the pages of one host pool in the cache, as `kvtier.connectors.rows`
+    shelf     the pages of one host pool in the cache, as `kvtier.client.rows`
     pools     SGLang's host pools: where their pages are, and how their bytes are meant
     options   what a user may say in --hicache-storage-backend-extra-config
     stats     what was moved, for SGLang's metrics

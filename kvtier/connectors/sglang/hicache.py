@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
 import kvtier
+from kvtier.client.rows import RowMemory
 from kvtier.connectors.link import Link
-from kvtier.connectors.rows import RowMemory
 from kvtier.connectors.sglang.options import Options
 from kvtier.connectors.sglang.pools import HostPool
 from kvtier.connectors.sglang.shelf import Shelf

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.connectors.rows import RowMemory
+from kvtier.client.rows import RowMemory
 from kvtier.errors import ConfigError, UsageError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier.client.rows import RowMemory, Rows
 from kvtier.connectors.link import Link, Opened
-from kvtier.connectors.rows import RowMemory, Rows
 from kvtier.connectors.sglang.pools import HostPool
 from kvtier.errors import SessionUnavailable
 

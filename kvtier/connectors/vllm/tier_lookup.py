@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 
 from kvtier.client.hit import Hit
-from kvtier.connectors.rows import RUNS
+from kvtier.client.rows import RUNS
 from kvtier.connectors.vllm.tier_rows import TierRows
 
 EMPTY = 2

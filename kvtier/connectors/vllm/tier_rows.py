@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Meta
 
 import kvtier
+from kvtier.client.rows import RowMemory, Rows
 from kvtier.connectors.link import Link, Opened
-from kvtier.connectors.rows import RowMemory, Rows
 
 CANONICAL = "canonical"
 

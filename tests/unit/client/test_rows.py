@@ -7,7 +7,7 @@ import pytest
 
 import kvtier
 from kvtier.client.cache import Cache
-from kvtier.connectors.rows import PAUSE, RUNS, RowMemory, Rows
+from kvtier.client.rows import PAUSE, RUNS, RowMemory, Rows
 from kvtier.errors import ConfigError, DeadlineExceeded, KVMismatch, UsageError
 from tests.hierarchy_fixture import Host
 
