@@ -64,8 +64,8 @@ class CpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Annotated[
         str,
         Meta(
-            description='Which blocks leave memory first: "lru", used longest ago; "s3fifo", not used since they came; '
-            '"cost", cheap to compute again.'
+            description='Which blocks leave memory first: "lru", used longest ago; "fifo", came longest ago; '
+            '"s3fifo", not used since they came; "cost", cheap to compute again.'
         ),
     ] = "lru"
 
@@ -74,8 +74,8 @@ class CpuConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"cpu.capacity is {self.capacity}; set at least 1MiB")
         if not self.low <= self.high:
             raise ConfigError(f"cpu.low is {self.low}; set it to at most cpu.high ({self.high})")
-        if self.policy not in ("lru", "s3fifo", "cost"):
-            raise ConfigError(f'cpu.policy is {self.policy!r}; set it to "lru", "s3fifo" or "cost"')
+        if self.policy not in ("lru", "fifo", "s3fifo", "cost"):
+            raise ConfigError(f'cpu.policy is {self.policy!r}; set it to "lru", "fifo", "s3fifo" or "cost"')
 
 
 class NvmeConfig(Struct, frozen=True, forbid_unknown_fields=True):

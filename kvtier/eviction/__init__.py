@@ -7,6 +7,7 @@ ancestors, so a parent leaves after its children.
     base        EvictionPolicy: what the hierarchy asks
     prefix      PrefixPolicy: any rule, held to prefix order
     lru         rule: used longest ago leaves first (default)
+    fifo        rule: came longest ago leaves first
     s3fifo      rule: what was not used since it came leaves soon
     cost        rule: what is cheap to compute again leaves first
     order       blocks by rank: thousands are ranked in one step, and the lowest are found without sorting all

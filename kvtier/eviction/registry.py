@@ -8,11 +8,12 @@ from collections.abc import Callable, Hashable
 from kvtier.errors import ConfigError
 from kvtier.eviction.base import EvictionPolicy
 from kvtier.eviction.cost import Cost
+from kvtier.eviction.fifo import FIFO
 from kvtier.eviction.lru import LRU
 from kvtier.eviction.prefix import PrefixPolicy, Rule
 from kvtier.eviction.s3fifo import S3FIFO
 
-NAMES = ("lru", "s3fifo", "cost")
+NAMES = ("lru", "fifo", "s3fifo", "cost")
 
 
 def policy(name: str, identity: Callable[[int], Hashable] | None = None) -> EvictionPolicy:
@@ -26,7 +27,7 @@ def policy(name: str, identity: Callable[[int], Hashable] | None = None) -> Evic
     Raises:
         ConfigError: there is no such policy.
     """
-    rules: dict[str, Callable[[], Rule]] = {"lru": LRU, "s3fifo": lambda: S3FIFO(identity), "cost": Cost}
+    rules: dict[str, Callable[[], Rule]] = {"lru": LRU, "fifo": FIFO, "s3fifo": lambda: S3FIFO(identity), "cost": Cost}
     if name not in rules:
         near = difflib.get_close_matches(str(name), NAMES, 1, 0)[0]
         raise ConfigError(f"no eviction policy {name!r}; did you mean {near!r}? Policies: {', '.join(NAMES)}")

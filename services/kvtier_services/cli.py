@@ -251,7 +251,7 @@ def replay(
     gpu: Annotated[str, typer.Option(help="GPU memory of the GPU tier; 0 for none.")] = "0",
     model: Annotated[str, typer.Option(help="Its name, or the path of a Hugging Face config.json.")] = "llama-3.1-8b",
     plan: Annotated[str, typer.Option(help="Precision plan of the blocks.")] = "int8",
-    policy: Annotated[str, typer.Option(help="As cpu.policy: lru, s3fifo or cost.")] = "lru",
+    policy: Annotated[str, typer.Option(help="As cpu.policy: lru, fifo, s3fifo or cost.")] = "lru",
     admission: Annotated[str, typer.Option(help="As nvme.admission: auto, all or second.")] = "auto",
     endurance: Annotated[str, typer.Option(help="As nvme.endurance: bytes a day; 0 for no limit.")] = "0",
     block_tokens: Annotated[int, typer.Option(help="Tokens that an id of the trace stands for.", min=1)] = 512,

@@ -12,6 +12,10 @@ class TestLRU(EvictionKit):
     make_policy = partial(policy, "lru")
 
 
+class TestFIFO(EvictionKit):
+    make_policy = partial(policy, "fifo")
+
+
 class TestS3FIFO(EvictionKit):
     make_policy = partial(policy, "s3fifo")
 

@@ -61,7 +61,7 @@ def test_the_figures_of_the_conversation_trace(blocks, expected):
     assert one_tier(conversation(), blocks).hit_ratio == pytest.approx(expected, abs=0.001)
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo", "cost"])
+@pytest.mark.parametrize("policy", ["lru", "fifo", "s3fifo", "cost"])
 def test_with_room_for_everything_nothing_is_forgotten(policy):
     trace = chats(20)
     assert one_tier(trace, 2000, policy).hit_ratio == ceiling(trace)
@@ -166,7 +166,7 @@ def test_bytes_are_those_of_the_trace_and_not_of_the_engines_blocks():
         ),
         (Setup(1 << 30, nvme=100 * MIB), "an NVMe tier of 104,857,600 bytes is too small: .* give it at least 5"),
         (Setup(1 << 30, plan="int7"), "no plan 'int7'"),
-        (Setup(1 << 30, policy="fifo"), "no eviction policy 'fifo'"),
+        (Setup(1 << 30, policy="mru"), "no eviction policy 'mru'"),
         (Setup(1 << 30, admission="never"), "nvme.admission is 'never'"),
         (Setup(1 << 30, model="gpt-2000"), "no model 'gpt-2000'"),
     ],

@@ -25,7 +25,7 @@ def test_the_configuration_takes_these_names_and_no_others():
         assert CpuConfig(policy=name).policy == name
     for rule in RULES:
         assert NvmeConfig(admission=rule).admission == rule
-    with pytest.raises(ConfigError, match=f"cpu.policy is 'fifo'.*{'.*'.join(NAMES)}"):
-        CpuConfig(policy="fifo")
+    with pytest.raises(ConfigError, match=f"cpu.policy is 'mru'.*{'.*'.join(NAMES)}"):
+        CpuConfig(policy="mru")
     with pytest.raises(ConfigError, match=f"nvme.admission is 'never'.*{'.*'.join(RULES)}"):
         NvmeConfig(admission="never")
