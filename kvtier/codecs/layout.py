@@ -89,6 +89,8 @@ class Field(IntEnum):
     CLIP = 11
     END = 12
     """Of what is written, from the beginning of the part; zeros follow."""
+    TOKENS = 13
+    """Of the body, exact ones included."""
 
 
 FIELDS = len(Field)
@@ -146,7 +148,7 @@ def _part(scheme: Scheme, spec: KVSpec, dim: int, sinks: int) -> dict[Field, int
     elements = spec.kv_heads * dim
     if scheme.precision == "raw":
         nbytes = spec.block_tokens * elements * spec.itemsize
-        return {Field.KIND: Kind.RAW, Field.NBYTES: nbytes, Field.END: nbytes}
+        return {Field.KIND: Kind.RAW, Field.NBYTES: nbytes, Field.END: nbytes, Field.TOKENS: spec.block_tokens}
     tokens = spec.block_tokens - sinks
     codes = _up(sinks * elements * spec.itemsize, 2)
     row = row_nbytes(scheme.bits, elements)
@@ -167,6 +169,7 @@ def _part(scheme: Scheme, spec: KVSpec, dim: int, sinks: int) -> dict[Field, int
         Field.ROTATION: dim & -dim if scheme.hadamard else 0,
         Field.CLIP: scheme.clip,
         Field.END: end,
+        Field.TOKENS: spec.block_tokens,
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from kvtier.codecs.layout import UNIT, Layout
+from kvtier.codecs.layout import UNIT, Field, Layout
 from kvtier.codecs.view import KVView
 from kvtier.errors import KVMismatch, UsageError
 from kvtier.spec import KVSpec
@@ -20,15 +21,18 @@ STREAMING_NBYTES = 4 << 20
 """Calls that write this much write past the cache: they would only push everything else out of it."""
 
 
-def _ints(ndim: int) -> Any:
+def ints(ndim: int) -> Any:
+    """The numba type of int64 arrays."""
     return types.Array(types.int64, ndim, "C", readonly=True)
 
 
+TABLES = ints(4)
+"""`Tables.table`, as a numba type."""
 SIGNATURE = (
     types.UniTuple(types.int64, 4),
-    types.Tuple((_ints(1), _ints(1), _ints(1))),
-    types.Tuple((_ints(2), _ints(3), types.UniTuple(types.int64, 2))),
-    types.Tuple((_ints(3), _ints(3))),
+    types.Tuple((ints(1), ints(1), ints(1))),
+    types.Tuple((ints(2), ints(3), types.UniTuple(types.int64, 2))),
+    TABLES,
     types.UniTuple(types.int64, 7),
 )
 """What `arguments` returns, as numba types."""
@@ -63,9 +67,26 @@ class Shape:
         return _address(rows)
 
 
+class Tables:
+    """The layouts that blocks may have, worked out once.
+
+    Attributes:
+        table: int64 `[layouts, layers, parts, FIELDS]`.
+        nbytes: of a body, int64 `[layouts]`.
+        tokens: of a body, int64 `[layouts]`.
+        alike: all bodies have the same size and as many tokens.
+    """
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        self.table = np.stack([layout.table for layout in layouts])
+        self.nbytes = np.array([layout.nbytes for layout in layouts], np.int64)
+        self.tokens = self.table[:, 0, 0, Field.TOKENS].copy()
+        self.alike = bool((self.nbytes == self.nbytes[0]).all() and (self.tokens == self.tokens[0]).all())
+
+
 def arguments(
     shape: Shape,
-    layouts: tuple[Layout, Layout],
+    tables: Tables,
     kv: KVView,
     blocks: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     memory: NDArray[np.uint8],
@@ -75,16 +96,16 @@ def arguments(
 
     Args:
         shape: of the blocks.
-        layouts: of the first block of a sequence, and of the others.
+        tables: what lies where in their bodies.
         kv: what the caller has.
-        blocks: tokens, offsets and positions: see `Codec`.
+        blocks: tokens and offsets, see `Codec`, and which of the tables each is laid out by.
         memory: where the bodies are.
         layers: which layers.
 
     Returns:
         The kernel's arguments: (address of `memory`, its rows' address, first layer, the one after the last); (tokens,
-        offsets, positions); (addresses, strides, (address of the page table, tokens in a page)) of the view; the
-        layouts' tables; the shape's numbers.
+        offsets, tables); (addresses, strides, (address of the page table, tokens in a page)) of the view; the tables;
+        the shape's numbers.
 
     Raises:
         KVMismatch: the view is of another spec.
@@ -97,25 +118,21 @@ def arguments(
         raise UsageError("memory must be a contiguous array of uint8 with one dimension")
     if layers.step != 1 or not 0 <= layers.start <= layers.stop <= spec.layers:
         raise UsageError(f"the layers {layers} are not a range within the {spec.layers} layers of the spec")
-    tokens, offsets, positions = (np.ascontiguousarray(each, np.int64) for each in blocks)
-    if tokens.ndim != 1 or not tokens.shape == offsets.shape == positions.shape:
+    tokens, offsets, which = (np.ascontiguousarray(each, np.int64) for each in blocks)
+    if tokens.ndim != 1 or not tokens.shape == offsets.shape == which.shape:
         raise UsageError(
-            f"{tokens.shape} tokens, {offsets.shape} offsets, {positions.shape} positions: each block has one of each"
+            f"{tokens.shape} tokens, {offsets.shape} offsets, {which.shape} positions: each block has one of each"
         )
     if tokens.size:
-        first, other = (layout.nbytes for layout in layouts)
-        _within("token", tokens, spec.block_tokens, kv.tokens, "kv")
-        if first == other:
-            _within("offset", offsets, other, memory.size, "memory")
-        else:
-            for which, nbytes in ((positions == 0, first), (positions != 0, other)):
-                if which.any():
-                    _within("offset", offsets[which], nbytes, memory.size, "memory")
+        for table in (0,) if tables.alike else np.unique(which).tolist():
+            of = slice(None) if tables.alike else which == table
+            _within("token", tokens[of], int(tables.tokens[table]), kv.tokens, "kv")
+            _within("offset", offsets[of], int(tables.nbytes[table]), memory.size, "memory")
     return (
         (_address(memory), shape.rows(), layers.start, layers.stop),
-        (tokens, offsets, positions),
+        (tokens, offsets, which),
         (kv.addresses, kv.strides, (_address(kv.pages) if kv.page_tokens else 0, kv.page_tokens)),
-        (layouts[0].table, layouts[1].table),
+        tables.table,
         shape.numbers,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.codecs.cpu.batch import STREAMING_NBYTES, Shape, arguments
+from kvtier.codecs.cpu.batch import STREAMING_NBYTES, Shape, Tables, arguments
 from kvtier.codecs.cpu.decode import decode_blocks
 from kvtier.codecs.cpu.encode import encode_blocks
 from kvtier.codecs.cpu.intrinsics import STREAMS
@@ -54,7 +54,7 @@ class PlanCodec:
         layers = resolve(parse_plan(plan), spec)
         self.plan, self.spec = canonical(layers), spec
         self.layouts = layout(layers, spec, first=True), layout(layers, spec, first=False)
-        self._shape = Shape(spec)
+        self._shape, self._tables = Shape(spec), Tables(self.layouts)
 
     def layers(self, position: int) -> NDArray[np.int64]:
         return self.layouts[position > 0].layers
@@ -73,7 +73,7 @@ class PlanCodec:
     ) -> NDArray[np.bool_]:
         if not memory.flags.writeable:
             raise UsageError("memory is read-only; blocks are encoded into a writable map")
-        call = arguments(self._shape, self.layouts, kv, (tokens, offsets, positions), memory, layers)
+        call = arguments(self._shape, self._tables, kv, (tokens, offsets, _others(positions)), memory, layers)
         stored = np.empty(len(tokens), np.bool_)
         encode_blocks(*call, self._streaming(len(tokens), layers), stored)
         return stored
@@ -88,9 +88,14 @@ class PlanCodec:
         layers: range,
     ) -> None:
         kv.require_writable()
-        call = arguments(self._shape, self.layouts, kv, (tokens, offsets, positions), memory, layers)
+        call = arguments(self._shape, self._tables, kv, (tokens, offsets, _others(positions)), memory, layers)
         decode_blocks(*call, self._streaming(len(tokens), layers))
 
     def _streaming(self, blocks: int, layers: range) -> bool:
         """Whether so much is moved that it would push everything else out of the cache."""
         return STREAMS and self.spec.block_nbytes // self.spec.layers * len(layers) * blocks >= STREAMING_NBYTES
+
+
+def _others(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which layout the blocks have: 0 where a sequence begins, 1 elsewhere."""
+    return (np.asarray(positions) != 0).astype(np.int64)

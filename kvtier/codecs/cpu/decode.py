@@ -28,6 +28,7 @@ from kvtier.codecs.cpu.fields import (
     SCALES,
     SINKS,
     TENSOR,
+    TOKENS,
     UNSCALED,
     ZEROS,
     entry_of,
@@ -136,7 +137,7 @@ def _decode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
     base, step, begin = kv
     heads, dtype, length = shape[1], shape[3], shape[4]
     part, elements = body + entry[OFFSET], heads * dim
-    exact = shape[0] if entry[KIND] == RAW else entry[SINKS]
+    exact = entry[TOKENS] if entry[KIND] == RAW else entry[SINKS]
     copy_tokens(part, base, step, (exact, heads, dim, shape[2]), begin, paging, LOAD, streaming)
     row = row_of(rows, length, tokens.TOKEN)
     scales = row_of(rows, length, tokens.SCALES)
@@ -148,7 +149,7 @@ def _decode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
     direct = is_direct(entry, base, step, dim, dtype, streaming)
     target = (base, step, begin + exact, heads, dim)
     by = (step[0], step[1], entry[GROUP])
-    count, done = shape[0] - exact, 0
+    count, done = entry[TOKENS] - exact, 0
     while done < count:
         token = begin + exact + done
         some = _some(entry, shape, paging, elements, token, done, count - done)
@@ -175,12 +176,12 @@ def _decode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: i
 def decode_blocks(call: Any, blocks: Any, view: Any, tables: Any, shape: Any, streaming: bool) -> None:
     """Decode layers of bodies; `streaming`: past the cache."""
     memory, rows, first, stop = call
-    begins, offsets, positions = blocks
+    begins, offsets, which = blocks
     addresses, strides, paging = view
     for i in range(begins.size):
         for layer in range(first, stop):
             for part in range(addresses.shape[1]):
-                entry = entry_of(tables[0] if positions[i] == 0 else tables[1], layer, part)
+                entry = entry_of(tables[which[i]], layer, part)
                 by = strides[layer, part]
                 kv = (addresses[layer, part], (by[0], by[1], by[2], by[3]), begins[i])
                 _decode_part(

@@ -27,6 +27,7 @@ from kvtier.codecs.cpu.fields import (
     ROW_NBYTES,
     SINKS,
     TENSOR,
+    TOKENS,
     entry_of,
 )
 from kvtier.codecs.cpu.halves import INFINITY
@@ -60,7 +61,7 @@ def _narrowed(kind: int, row: int, codes: int, count: int) -> None:
 @inlined
 def _encode_part(body: int, entry: Any, kv: Any, paging: Any, shape: Any, dim: int, rows: int, streaming: bool) -> bool:
     base, step, begin = kv
-    tokens, heads = shape[0], shape[1]
+    tokens, heads = entry[TOKENS], shape[1]
     part, kind = body + entry[OFFSET], entry[KIND]
     for lane in range(UNIT):
         store_u32(row_of(rows, shape[4], LARGEST) + 4 * lane, 0)
@@ -121,10 +122,10 @@ def _encode_layer(
 def encode_blocks(call: Any, blocks: Any, view: Any, tables: Any, shape: Any, streaming: bool, stored: Any) -> None:
     """Encode layers into bodies; a block that cannot be encoded is left half done."""
     memory, rows, first, stop = call
-    tokens, offsets, positions = blocks
+    tokens, offsets, which = blocks
     addresses, strides, paging = view
     for i in range(tokens.size):
-        table = tables[0] if positions[i] == 0 else tables[1]
+        table = tables[which[i]]
         stored[i] = True
         for layer in range(first, stop):
             kv = (addresses[layer], strides[layer])

@@ -1,0 +1,1 @@
+"""One sequence whose KV shrinks while it grows."""
