@@ -1,6 +1,15 @@
-"""How much memory, and which plan? Answers for a load of one's own, before any is bought.
+"""How much memory, and which plan? Answers before any is bought.
 
     models      shapes of the KV of well-known models
+    footprint   bytes of a sequence's KV, under a plan, pruning and pages
+    strategies  what plans and pruning were measured to cost a language model
+    recommend   those that fit and are accurate enough, ranked, with reasons
+    advice      all of that for one question
+    page        for people
+    pictures    as pictures
+
+And for a load of one's own:
+
     trace       request traces
     tiers       tiers that keep books and no bytes
     replay      a trace through a host without memory: what it would have found where

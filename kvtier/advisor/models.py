@@ -12,34 +12,79 @@ from kvtier.spec import KVSpec
 
 SHAPES = {
     "smollm2-135m": (30, 3, 64),
+    "smollm2-360m": (32, 5, 64),
+    "smollm2-1.7b": (24, 32, 64),
+    "tinyllama-1.1b": (22, 4, 64),
+    "llama-7b": (32, 32, 128),
+    "llama-13b": (40, 40, 128),
+    "llama-30b": (60, 52, 128),
+    "llama-65b": (80, 64, 128),
+    "llama-2-70b": (80, 8, 128),
     "llama-3.2-1b": (16, 8, 64),
     "llama-3.2-3b": (28, 8, 128),
     "llama-3.1-8b": (32, 8, 128),
     "llama-3.1-70b": (80, 8, 128),
     "llama-3.1-405b": (126, 8, 128),
     "mistral-7b-v0.3": (32, 8, 128),
+    "mistral-nemo-12b": (40, 8, 128),
     "mixtral-8x7b": (32, 8, 128),
+    "mixtral-8x22b": (56, 8, 128),
+    "qwen2.5-0.5b": (24, 2, 64),
+    "qwen2.5-1.5b": (28, 2, 128),
+    "qwen2.5-3b": (36, 2, 128),
     "qwen2.5-7b": (28, 4, 128),
     "qwen2.5-14b": (48, 8, 128),
     "qwen2.5-32b": (64, 8, 128),
     "qwen2.5-72b": (80, 8, 128),
+    "qwen3-0.6b": (28, 8, 128),
+    "qwen3-1.7b": (28, 8, 128),
+    "qwen3-4b": (36, 8, 128),
     "qwen3-8b": (36, 8, 128),
+    "qwen3-14b": (40, 8, 128),
     "qwen3-32b": (64, 8, 128),
     "qwen3-30b-a3b": (48, 4, 128),
     "qwen3-235b-a22b": (94, 4, 128),
+    "gemma-2b": (18, 1, 256),
+    "gemma-7b": (28, 16, 256),
+    "phi-4": (40, 10, 128),
+    "opt-6.7b": (32, 32, 128),
+    "opt-13b": (40, 40, 128),
+    "opt-30b": (48, 56, 128),
+    "opt-66b": (64, 72, 128),
+    "gpt2": (12, 12, 64),
+    "gpt2-xl": (48, 25, 64),
 }
-"""Layers, KV heads, head dimension, from each model's config.json; 16-bit, all heads."""
-LATENTS = {"deepseek-v3": (61, 512 + 64), "deepseek-v2-lite": (27, 512 + 64)}
+"""Layers, KV heads, head dimension, from each model's config.json; 16-bit, all heads. Models with sliding windows
+(Gemma 2 and 3, Mistral v0.1, Phi-3) are not among them: they do not keep the KV of every token."""
+LATENTS = {"deepseek-v3": (61, 512 + 64), "deepseek-v2": (60, 512 + 64), "deepseek-v2-lite": (27, 512 + 64)}
 """Layers and elements of the latent, for models with multi-head latent attention."""
+ALIASES = {
+    "llama-2-7b": "llama-7b",
+    "llama-2-13b": "llama-13b",
+    "llama-3-8b": "llama-3.1-8b",
+    "llama-3-70b": "llama-3.1-70b",
+    "llama-3.3-70b": "llama-3.1-70b",
+    "deepseek-r1": "deepseek-v3",
+}
+"""Models whose KV has the shape of another's."""
+OLDER = {
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "hidden_size": ("n_embd", "d_model"),
+}
+"""Names that the config.json of older models (GPT-2, GPT-J, BLOOM, MPT) has for these."""
 
 
 def spec_of(model: str, block_tokens: int) -> KVSpec:
     """The KV's shape of a model, by its name or the path of its Hugging Face config.json.
 
+    A file that names no dtype is taken for one of bfloat16.
+
     Raises:
         ConfigError: neither is known; the file says not what is needed.
         UnsupportedKV: the model's KV cannot be shared by prefix.
     """
+    model = ALIASES.get(model, model)
     if model in SHAPES:
         layers, heads, dim = SHAPES[model]
         return KVSpec(layers, heads, dim, "bfloat16", block_tokens=block_tokens)
@@ -54,7 +99,7 @@ def spec_of(model: str, block_tokens: int) -> KVSpec:
             raise ConfigError(
                 f"there is no file {path}; pass the path of a Hugging Face config.json, or a model's name"
             )
-        names = [*SHAPES, *LATENTS]
+        names = [*SHAPES, *LATENTS, *ALIASES]
         near = difflib.get_close_matches(model.lower(), names, 1, 0)[0]
         raise ConfigError(
             f"no model {model!r}; did you mean {near!r}? Models: {', '.join(names)}; or the path of a config.json"
@@ -65,8 +110,10 @@ def spec_of(model: str, block_tokens: int) -> KVSpec:
 def _from_file(path: Path, block_tokens: int) -> KVSpec:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        text = SimpleNamespace(**{**raw, **(raw.get("text_config") or {})})
-        dtype = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None)
+        known = {**raw, **(raw.get("text_config") or {})}
+        older = {name: known[other] for name, others in OLDER.items() for other in others if other in known}
+        text = SimpleNamespace(**older | known)
+        dtype = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None) or "bfloat16"
         return KVSpec.from_hf(text, dtype=dtype, block_tokens=block_tokens)
     except (OSError, ValueError, TypeError, AttributeError) as exc:
         raise ConfigError(f"{path} is no Hugging Face config.json: {exc}") from exc

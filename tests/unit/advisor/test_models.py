@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvtier.advisor.models import LATENTS, SHAPES, spec_of
+from kvtier.advisor.models import ALIASES, LATENTS, SHAPES, spec_of
 from kvtier.errors import ConfigError, UnsupportedKV
 
 
@@ -18,6 +18,11 @@ from kvtier.errors import ConfigError, UnsupportedKV
         ("smollm2-135m", 2 * 30 * 3 * 64 * 2),
         # one latent of kv_lora_rank 512 and 64 for RoPE: 70,272 bytes a token, as DeepSeek's reports have it
         ("deepseek-v3", 61 * 576 * 2),
+        # no grouped heads: half a MiB a token
+        ("llama-7b", 512 << 10),
+        ("llama-2-70b", 2 * 80 * 8 * 128 * 2),
+        ("gpt2", 2 * 12 * 768 * 2),
+        ("gemma-2b", 2 * 18 * 256 * 2),
     ],
 )
 def test_bytes_of_a_token(model, nbytes):
@@ -25,7 +30,7 @@ def test_bytes_of_a_token(model, nbytes):
 
 
 def test_every_model_has_a_spec():
-    for model in (*SHAPES, *LATENTS):
+    for model in (*SHAPES, *LATENTS, *ALIASES):
         assert spec_of(model, 512).block_tokens == 512
 
 
@@ -51,6 +56,22 @@ def test_the_text_part_of_a_config(tmp_path):
     assert spec_of(str(path), 64).token_nbytes == 2 * 4 * 8 * 32 * 2
 
 
+@pytest.mark.parametrize(
+    "older",
+    [
+        {"n_layer": 6, "n_head": 8, "n_embd": 256},  # GPT-2, GPT-J
+        {"n_layers": 6, "n_heads": 8, "d_model": 256},  # MPT
+        {"n_layer": 6, "num_attention_heads": 8, "hidden_size": 256},  # BLOOM
+    ],
+)
+def test_configs_of_older_models(tmp_path, older):
+    """They have other names, and no dtype."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(older))
+    spec = spec_of(str(path), 64)
+    assert (spec.layers, spec.kv_heads, spec.head_dim, spec.dtype) == (6, 8, 32, "bfloat16")
+
+
 def test_a_model_whose_kv_is_not_one_entry_a_token_is_refused(tmp_path):
     path = tmp_path / "config.json"
     raw = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512, "dtype": "bfloat16"}
@@ -59,7 +80,9 @@ def test_a_model_whose_kv_is_not_one_entry_a_token_is_refused(tmp_path):
         spec_of(str(path), 64)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"dtype": "bfloat16"}', '{"dtype": "int7", "num_hidden_layers": 2}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "{", '{"dtype": "bfloat16"}', '{"dtype": "int7", "num_hidden_layers": 2}']
+)
 def test_what_is_no_config_is_said(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)

@@ -1,0 +1,129 @@
+"""An answer about memory, as a page for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvtier.advisor.advice import LENGTHS, Answer, Row
+from kvtier.advisor.recommend import Candidate, Verdict
+from kvtier.advisor.report import nbytes
+
+WIDTH = 130
+"""Columns that a page needs; tables are cut in less."""
+SHOWN = 5
+"""Recommendations, and names of what was ruled out."""
+WHY = {"memory": "do not fit", "loss": "fit and lose too much", "dominated": "are no better in anything than another"}
+
+
+def page_of(answer: Answer) -> RenderableType:
+    """What a person reads."""
+    parts: list[RenderableType] = [Text(line) for line in _head(answer)]
+    parts += [Text(), _memory(answer), *map(Text, _prompt(answer)), Text()]
+    parts += [_recommended(answer)] if answer.advice.ranked else []
+    parts += [Text(line) for line in _below(answer)]
+    return Group(*parts)
+
+
+def _head(answer: Answer) -> Iterator[str]:
+    question, spec = answer.question, answer.spec
+    shape = (
+        f"a latent of {spec.head_dim}"
+        if spec.mla
+        else f"{spec.kv_heads} KV head{'s' * (spec.kv_heads > 1)} of {spec.head_dim}"
+    )
+    yield (
+        f"{question.model}: {spec.layers} layers, {shape}, {spec.dtype}: {nbytes(spec.token_nbytes)} a token, "
+        f"{nbytes(spec.token_nbytes / spec.layers)} of it in each layer"
+    )
+    yield f"{question.context:,} tokens, {_sequences(question.batch)}, pages of {question.page_tokens} tokens"
+
+
+def _sequences(count: int) -> str:
+    return f"{count:,} sequence{'s' * (count != 1)}"
+
+
+def _memory(answer: Answer) -> Table:
+    question = answer.question
+    columns = ["bits", "a token", "a sequence", *([_sequences(question.batch)] if question.batch > 1 else [])]
+    columns += [f"{length:,}" for length in LENGTHS]
+    if question.memory is not None:
+        columns += [f"in {nbytes(question.memory)}", "or"]
+    table = _table("KV", *columns)
+    for row in answer.rows:
+        table.add_row(row.name, *_cells(row, answer))
+    return table
+
+
+def _cells(row: Row, answer: Answer) -> Iterator[str]:
+    question = answer.question
+    yield f"{row.bits:.2f}"
+    yield nbytes(row.held / question.context)
+    yield nbytes(row.held)
+    if question.batch > 1:
+        yield nbytes(question.batch * row.held)
+    yield from map(nbytes, row.lengths)
+    if question.memory is not None:
+        yield "any length" if row.longest is None else f"{row.longest:,} tokens"
+        yield _sequences(row.sequences or 0)
+
+
+def _prompt(answer: Answer) -> Iterator[str]:
+    native = answer.rows[0]
+    if len(answer.rows) > 1:
+        yield f"A prompt of that length takes {nbytes(native.held)} while it is computed, and then what its row says."
+
+
+def _recommended(answer: Answer) -> Table:
+    table = _table("take", "memory", "of native", "KL, nats a token", "same top token", "decode", "because")
+    for verdict in answer.advice.ranked[:SHOWN]:
+        one = verdict.candidate
+        strategy = one.strategy
+        cells = (strategy.name, nbytes(one.nbytes), f"{100 * one.share:.0f} %", _interval(strategy.kl, "{:.5f}"))
+        top1 = _interval(tuple(None if value is None else 100 * value for value in strategy.top1), "{:.1f}")
+        table.add_row(*cells, f"{top1} %", _speed(one), verdict.reason)
+    return table
+
+
+def _interval(interval: tuple[float | None, ...], form: str) -> str:
+    return " ± ".join(form.format(value) for value in interval if value is not None)
+
+
+def _speed(one: Candidate) -> str:
+    return "" if one.decode is None else f"{one.decode:.2f}"
+
+
+def _below(answer: Answer) -> Iterator[str]:
+    advice = answer.advice
+    if not advice.ranked:
+        yield "Nothing that was measured fits and is accurate enough:"
+        yield from (f"  {line}" for line in advice.nearest)
+    left = len(advice.ranked) - SHOWN
+    if left > 0:
+        yield f"{left} more: --json has them"
+    yield from _ruled_out(advice.ruled_out)
+    yield ""
+    yield f"Loss is that of {answer.measured.source}; yours may lose more or less."
+    yield "Measure it: python -m benchmarks.quality --model FOLDER --save FILE, then --measured FILE."
+
+
+def _ruled_out(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
+    order = list(WHY)
+    by = sorted(verdicts, key=lambda verdict: (order.index(verdict.why), verdict.candidate.nbytes))
+    for why, group in groupby(by, key=lambda verdict: verdict.why):
+        those = list(group)
+        names = ", ".join(f"{verdict.candidate.strategy.name} ({verdict.reason})" for verdict in those[:2])
+        yield f"{len(those)} {WHY[why]}: {names}" + (", ..." if len(those) > 2 else "")
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        right = name != "because"
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    return table

@@ -1,0 +1,155 @@
+"""Pictures of an answer about memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kvtier.advisor.advice import Answer
+from kvtier.advisor.footprint import Footprint
+from kvtier.advisor.report import nbytes
+from kvtier.codecs.scheme import Scheme
+from kvtier.errors import ConfigError
+from kvtier.spec import KVSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+T = TypeVar("T")
+
+LENGTHS = tuple(1 << power for power in range(9, 18))
+"""512 to 131,072 tokens."""
+SHOWN = 5
+"""Recommendations in the picture of memory."""
+GROUPS = {"precision": "o", "pruning": "s", "both": "^"}
+"""Marks."""
+
+
+def draw(answer: Answer, path: Path) -> None:
+    """Draw memory over context, loss over bits, and which layer is stored how, into one file.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise ConfigError("a picture needs matplotlib: pip install 'kvtier[plot]'") from exc
+    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    places = figure.subplot_mosaic("ab;cc", height_ratios=(3, 1.3))
+    memory(answer, places["a"])
+    loss(answer, places["b"])
+    name, footprint = shown(answer)
+    layers(name, footprint, answer.question.context, places["c"])
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path} cannot be written: {exc}") from exc
+
+
+def shown(answer: Answer) -> tuple[str, Footprint]:
+    """Whose layers are drawn: the first way that was asked for, else what is recommended, else native."""
+    if len(answer.rows) > 1 or not answer.advice.ranked:
+        return answer.rows[min(1, len(answer.rows) - 1)].name, answer.rows[min(1, len(answer.rows) - 1)].footprint
+    strategy = answer.advice.ranked[0].candidate.strategy
+    storage = strategy.storage(answer.spec.layers, answer.question.page_tokens)
+    return strategy.name, Footprint(answer.spec, storage)
+
+
+def memory(answer: Answer, axes: Axes) -> None:
+    """Bytes over the sequences' length: native, what was asked for, what is recommended."""
+    question = answer.question
+    for name, footprint, style in _ways(answer):
+        axes.plot(LENGTHS, [question.batch * footprint.held(length) for length in LENGTHS], style, label=name)
+    if question.memory is not None:
+        axes.axhline(question.memory, color="grey", linestyle="--", linewidth=1)
+    axes.axvline(question.context, color="grey", linestyle=":", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(LENGTHS[::2], [f"{length:,}" for length in LENGTHS[::2]])
+    axes.yaxis.set_major_formatter(lambda value, _: nbytes(value))
+    axes.minorticks_off()
+    axes.set_xlabel("tokens of a sequence")
+    axes.set_ylabel(f"KV of {question.batch:,} sequence{'s' * (question.batch > 1)}")
+    axes.set_title(f"{question.model}: memory", fontsize=10)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def _ways(answer: Answer) -> Iterator[tuple[str, Footprint, str]]:
+    for row in answer.rows:
+        yield row.name, row.footprint, "k-" if row.name == "native" else "-"
+    for verdict in answer.advice.ranked[:SHOWN]:
+        strategy = verdict.candidate.strategy
+        if strategy.plan == "raw" and strategy.keep == 1:
+            continue
+        storage = strategy.storage(answer.spec.layers, answer.question.page_tokens)
+        yield strategy.name, Footprint(answer.spec, storage), "--"
+
+
+def loss(answer: Answer, axes: Axes) -> None:
+    """KL over bits an element of the whole KV, of all that was measured; named: what no other one beats."""
+    strategies = [one for one in answer.measured.strategies if one.kl[0] > 0]
+    for group, mark in GROUPS.items():
+        those = [one for one in strategies if _group(one.plan, one.policy) == group]
+        axes.plot([16 * one.share for one in those], [one.kl[0] for one in those], mark, markersize=4, label=group)
+    best = float("inf")
+    for one in sorted(strategies, key=lambda one: (one.share, one.kl[0])):
+        if one.kl[0] < best:
+            best = one.kl[0]
+            at = (16 * one.share, one.kl[0])
+            axes.annotate(one.name, at, xytext=(4, 3), textcoords="offset points", fontsize=7)
+    if answer.advice.bound > 0:
+        axes.axhline(answer.advice.bound, color="grey", linestyle="--", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    axes.set_yscale("log")
+    axes.set_xlabel("bits, for each element of the whole KV")
+    axes.set_ylabel("KL, nats a token")
+    axes.set_title(f"loss of {answer.measured.model}", fontsize=10)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def _group(plan: str, policy: str | None) -> str:
+    if policy is None:
+        return "precision"
+    return "pruning" if plan == "raw" else "both"
+
+
+def layers(name: str, footprint: Footprint, context: int, axes: Axes) -> None:
+    """Which layer is stored how, K and V apart, and how many tokens it keeps; the darker, the more."""
+    from matplotlib import colormaps
+
+    spec = footprint.spec
+    parts = ("latent",) if spec.mla else ("K", "V")
+    rows: list[tuple[str, str, Sequence[tuple[str, float]]]] = [
+        (part, "Blues", [_stored(plan.schemes[number], spec) for plan in footprint.plans])
+        for number, part in enumerate(parts)
+    ]
+    kept = [tokens / context for tokens in footprint.kept(context)]
+    rows.append(("kept", "Greens", [(f"{share:.0%}", share) for share in kept]))
+    for height, (_, colours, values) in enumerate(reversed(rows)):
+        for first, stop, (value, strength) in _runs(values):
+            colour = colormaps[colours](0.1 + 0.5 * strength)
+            axes.barh(height, stop - first, left=first - 0.5, height=0.8, color=colour, edgecolor="white")
+            axes.text((first + stop - 1) / 2, height, value, ha="center", va="center", fontsize=7)
+    axes.set_yticks(range(len(rows)), [part for part, _, _ in reversed(rows)])
+    axes.set_xlim(-0.5, spec.layers - 0.5)
+    axes.set_xlabel("layer")
+    axes.set_title(f"{name}: layers", fontsize=10)
+
+
+def _stored(scheme: Scheme, spec: KVSpec) -> tuple[str, float]:
+    return str(scheme), scheme.bits / (8 * spec.itemsize) if scheme.precision != "raw" else 1.0
+
+
+def _runs(values: Sequence[T]) -> Iterator[tuple[int, int, T]]:
+    """Where equal values follow each other: first, after the last, value."""
+    at = 0
+    for value, those in groupby(values):
+        count = len(list(those))
+        yield at, at + count, value
+        at += count
