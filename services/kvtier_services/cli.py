@@ -262,18 +262,64 @@ def replay(
     """How much memory, and which plan? Run a request trace through a host that keeps books and no bytes."""
     from kvtier.advisor.answer import answer
     from kvtier.advisor.replay import Setup
-    from kvtier.config import Size
-    from kvtier.errors import ConfigError
 
     sizes = {"cpu": cpu, "nvme": nvme, "gpu": gpu, "endurance": endurance}
-    try:
-        nbytes = {name: int(Size.parse(text)) for name, text in sizes.items()}
-    except ValueError as exc:
-        raise ConfigError(str(exc)) from exc
+    nbytes = {name: _bytes(text) for name, text in sizes.items()}
     setup = Setup(**nbytes, model=model, plan=plan, policy=policy, admission=admission)
     with _steps() as say:
         text = answer(trace, setup, block_tokens, alone=alone, picture=plot, json=json, say=say)
     typer.echo(text)
+
+
+@app.command()
+def advise(
+    model: Annotated[str, typer.Option(help="Its name, or the path of a Hugging Face config.json.")] = "llama-3.1-8b",
+    *,
+    context: Annotated[int, typer.Option(help="Tokens of a sequence, prompt and answer.", min=1)] = 32_768,
+    batch: Annotated[int, typer.Option(help="Sequences at a time.", min=1)] = 1,
+    memory: Annotated[str, typer.Option(help="For KV, what weights leave; no limit unless given.")] = "",
+    accuracy: Annotated[
+        str, typer.Option(help="exact, high, good or low; or the greatest KL, in nats a token.")
+    ] = "good",
+    plan: Annotated[str, typer.Option(help="Show what this precision plan takes.")] = "",
+    keep: Annotated[str, typer.Option(help="Show what pruning to this takes: 0.7 or 70%, or 1024 tokens.")] = "",
+    page: Annotated[int, typer.Option(help="Tokens of a page of KV that is not encoded.", min=1)] = 16,
+    measured: Annotated[
+        Path | None, typer.Option(help="Losses of a model of yours: benchmarks.quality --save FILE.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """What a model's KV takes, what fits in a memory, and which plan and pruning lose least there."""
+    from kvtier.advisor import advice
+    from kvtier.advisor.footprint import storage_of
+
+    asked = storage_of(plan, keep, page)
+    question = advice.Question(
+        model,
+        context=context,
+        batch=batch,
+        memory=_bytes(memory) if memory else None,
+        accuracy=accuracy,
+        storages=(asked,) if asked else (),
+        page_tokens=page,
+        measured=measured,
+    )
+    answer = advice.advise(question)
+    if plot is not None:
+        from kvtier.advisor.pictures import draw
+
+        draw(answer, plot)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(advice.as_dict(answer)))
+        return
+    from rich.console import Console
+
+    from kvtier.advisor.page import WIDTH, page_of
+
+    Console(highlight=False, width=max(WIDTH, Console().width)).print(page_of(answer))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -409,6 +455,17 @@ def _started(started: Started, what: str) -> None:
         typer.echo(
             f"{host['host']}: {tiers}" + (f"; metrics {host['metrics']['url']}" if host["metrics"]["url"] else "")
         )
+
+
+def _bytes(text: str) -> int:
+    """Read a size as people write it."""
+    from kvtier.config import Size
+    from kvtier.errors import ConfigError
+
+    try:
+        return int(Size.parse(text))
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def _size(nbytes: int) -> str:
