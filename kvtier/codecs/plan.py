@@ -11,13 +11,13 @@ replaced.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import TypeAlias
 
+from kvtier.codecs.ranges import bounds, range_text, ranged, split
 from kvtier.codecs.scheme import CHANNEL_TOKENS, Scheme
 from kvtier.errors import ConfigError
 from kvtier.spec import KVSpec
@@ -80,7 +80,7 @@ class ByLayer:
     ranges: tuple[tuple[int | Fraction, int | Fraction, Plan], ...]
 
     def __str__(self) -> str:
-        return f"layers({';'.join(f'{_range(first, stop)}:{plan}' for first, stop, plan in self.ranges)})"
+        return f"layers({';'.join(f'{range_text(first, stop)}:{plan}' for first, stop, plan in self.ranges)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _readable(text: str) -> str:
 def _nested(head: str, inner: str, text: str) -> Plan:
     name, _, number = head.partition(":")
     if head == "layers":
-        return ByLayer(tuple(_layers(part, text) for part in _split(inner)))
+        return ByLayer(tuple(_layers(part, text) for part in split(inner)))
     if name not in ("sinks", "recent"):
         raise ConfigError(f"{text!r}: what has brackets is sinks:N(...), recent:N(...) or layers(...)")
     if not re.fullmatch(r"[1-9][0-9]{0,8}", number):
@@ -169,45 +169,12 @@ def _nested(head: str, inner: str, text: str) -> Plan:
     return Sinks(int(number), plan)
 
 
-def _split(inner: str) -> list[str]:
-    """Cut at the semicolons that are in no bracket."""
-    parts, depth, begin = [], 0, 0
-    for at, letter in enumerate(inner):
-        depth += (letter == "(") - (letter == ")")
-        if letter == ";" and not depth:
-            parts.append(inner[begin:at])
-            begin = at + 1
-    return [*parts, inner[begin:]]
-
-
-_RANGE = re.compile(r"\s*(\d+(?:/\d+)?)(?:-(\d+(?:/\d+)?))?\s*:(.*)", re.DOTALL)
-
-
 def _layers(part: str, text: str) -> tuple[int | Fraction, int | Fraction, Plan]:
-    found = _RANGE.fullmatch(part)
-    if not found:
-        raise ConfigError(f"{text!r}: {part!r} is no range of layers and its plan; write 0-9:int4, or 0-5/16:int4")
-    low, high, inner = found.groups()
+    first, stop, inner = ranged(part, text)
     plan = parse_plan(inner)
     if _holds(plan, ByAge) or _holds(plan, ByLayer):
         raise ConfigError(f"{text!r}: a layer's plan can hold neither recent:N(...) nor layers(...)")
-    try:
-        if high is not None and "/" in low + high:
-            first, stop = Fraction(low), Fraction(high)
-            if not 0 <= first < stop <= 1:
-                raise ConfigError(f"{text!r}: {low}-{high} are no fractions of the layers, from 0 to 1")
-            return first, stop, plan
-        if int(low) > int(high or low):
-            raise ConfigError(f"{text!r}: {low}-{high} are no layers; write the first and the last, as in 0-9:int4")
-        return int(low), int(high or low) + 1, plan
-    except (ValueError, ZeroDivisionError) as exc:
-        raise ConfigError(f"{text!r}: {low} is no layer; write 0-9:int4, or 0-5/16:int4") from exc
-
-
-def _range(first: int | Fraction, stop: int | Fraction) -> str:
-    if isinstance(first, int) and isinstance(stop, int):
-        return f"{first}-{stop - 1}" if stop - first > 1 else str(first)
-    return f"{first}-{stop}"
+    return first, stop, plan
 
 
 def _holds(plan: Plan, kind: type) -> bool:
@@ -243,17 +210,13 @@ def resolve(plan: Plan, spec: KVSpec) -> tuple[LayerPlan, ...]:
 def _by_layer(plan: ByLayer, spec: KVSpec) -> tuple[LayerPlan, ...]:
     layers: list[LayerPlan | None] = [None] * spec.layers
     for first, stop, inner in plan.ranges:
-        # Whoever gives fractions means all layers, however they divide: 1/3 of 32 rounds, and the next third follows.
-        low, high = (
-            edge if isinstance(first, int) else math.floor(edge * spec.layers + Fraction(1, 2))
-            for edge in (first, stop)
-        )
-        for layer, what in enumerate(resolve(inner, spec)[int(low) : int(high)], int(low)):
+        low, high = bounds(first, stop, spec.layers)
+        for layer, what in enumerate(resolve(inner, spec)[low:high], low):
             if layers[layer] is not None:
                 raise ConfigError(f"{plan}: layer {layer} has two plans")
             layers[layer] = what
         if high > spec.layers:
-            raise ConfigError(f"{plan}: there is no layer {int(high) - 1}; the spec has {spec.layers}")
+            raise ConfigError(f"{plan}: there is no layer {high - 1}; the spec has {spec.layers}")
     missing = [i for i, layer in enumerate(layers) if layer is None]
     if missing:
         raise ConfigError(f"{plan}: layer {missing[0]} has no plan; the ranges must cover all {spec.layers} layers")
@@ -283,7 +246,7 @@ def canonical(layers: tuple[LayerPlan, ...]) -> str:
         runs.append((first, number + 1, text))
     if len(runs) == 1:
         return runs[0][2]
-    return f"layers({';'.join(f'{_range(first, stop)}:{text}' for first, stop, text in runs)})"
+    return f"layers({';'.join(f'{range_text(first, stop)}:{text}' for first, stop, text in runs)})"
 
 
 def canonical_plan(text: str, spec: KVSpec) -> str:

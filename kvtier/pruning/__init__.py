@@ -5,6 +5,7 @@
     budgets     how many stay: a share, a number, a threshold; by layer; by KV head
     policy      scorer x budget, and what is never dropped; its text is a recipe
     presets     h2o, streaming_llm, snap_kv, pyramid_kv, attention_threshold
+    text        policies as text
     kept        the columns of a layer that stay, in order, and gathering them
     attention   weights from queries and keys, never the whole matrix
     rope        keys turned to other positions
@@ -36,6 +37,7 @@ from kvtier.pruning.presets import attention_threshold, h2o, pyramid_kv, snap_kv
 from kvtier.pruning.pruner import Pruner
 from kvtier.pruning.rope import Rope
 from kvtier.pruning.scorers import KeyNorm, Mass, Recency, Scorer, Window
+from kvtier.pruning.text import parse_policy
 
 __all__ = [
     "Budget",
@@ -56,6 +58,7 @@ __all__ = [
     "Window",
     "attention_threshold",
     "h2o",
+    "parse_policy",
     "prune",
     "pyramid_kv",
     "snap_kv",

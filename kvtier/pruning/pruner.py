@@ -9,7 +9,7 @@ import torch
 from kvtier.errors import ConfigError, KVMismatch, UsageError
 from kvtier.pruning.attention import column_sums, sights
 from kvtier.pruning.evidence import Evidence
-from kvtier.pruning.kept import Kept
+from kvtier.pruning.kept import Kept, every
 from kvtier.pruning.policy import Policy
 from kvtier.pruning.rope import Rope
 
@@ -26,20 +26,32 @@ class Pruner:
     (`kvtier.pruning.watched` does so for transformers), and `prune` when `due`.
 
     Args:
-        policy: what stays.
+        policy: what stays; or one for each layer, None where everything does.
         layers: of the model.
         rope: of the model; for policies with `compact`.
 
+    Attributes:
+        policies: of each layer.
+        policy: the first of them.
+
     Raises:
-        ConfigError: compact without a rope.
+        ConfigError: not one policy for each layer; compact without a rope, or in some layers and not in others.
     """
 
-    def __init__(self, policy: Policy, layers: int, *, rope: Rope | None = None) -> None:
-        if policy.compact and rope is None:
+    def __init__(self, policy: Policy | Sequence[Policy | None], layers: int, *, rope: Rope | None = None) -> None:
+        self.policies = (policy,) * layers if isinstance(policy, Policy) else tuple(policy)
+        if len(self.policies) != layers or not any(self.policies):
+            raise ConfigError(f"{len(self.policies)} policies for {layers} layers; give each one, and not all None")
+        self.policy = next(each for each in self.policies if each is not None)
+        compact = {each is not None and each.compact for each in self.policies}
+        if len(compact) > 1:
+            raise ConfigError("positions are closed up in all layers or in none: set compact alike, in each layer")
+        self.compact = compact.pop()
+        if self.compact and rope is None:
             raise ConfigError("the policy closes positions up: give rope=Rope.of(model), or set compact=False")
-        self.policy = policy
         self.rope = rope
-        self._layers = [_Layer(accumulates=policy.scorer.accumulates) for _ in range(layers)]
+        self._every = min(each.every for each in self.policies if each is not None)
+        self._layers = [_Layer(each) for each in self.policies]
         self._shift = 0
         self._pruned = 0
 
@@ -56,11 +68,18 @@ class Pruner:
     @property
     def due(self) -> bool:
         """So many tokens came since the last pruning, or since the prompt began, that it is time."""
-        return self.length - self._pruned >= self.policy.every
+        return self.length - self._pruned >= self._every
 
     def positions(self, layer: int) -> torch.Tensor:
         """Where the tokens that a layer holds stood in the sequence, `[kv_heads, tokens]`, int32; -1 for none."""
-        return self._layers[layer].positions
+        return self._layers[layer].held()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory of all tables."""
+        tables = (table for state in self._layers for table in state.tables())
+        memory = {table.data_ptr(): table.untyped_storage() for table in tables if table.numel()}
+        return sum(each.nbytes() for each in memory.values())
 
     def ragged(self, layer: int) -> bool:
         """Whether KV heads of a layer hold different numbers of tokens, so that some columns must be masked."""
@@ -79,17 +98,19 @@ class Pruner:
             UsageError: the layer holds fewer tokens than before.
             KVMismatch: shapes that do not belong together.
         """
-        state, scorer = self._layers[layer], self.policy.scorer
+        state, policy = self._layers[layer], self.policies[layer]
         if queries.shape[0] % keys.shape[0] or queries.shape[2] != keys.shape[2] or queries.shape[1] > keys.shape[1]:
             raise KVMismatch(
                 f"queries {list(queries.shape)} do not belong to keys {list(keys.shape)}: heads are a multiple of KV "
                 "heads, and the keys of the queries' own tokens are among the keys"
             )
         state.grow(keys)
+        if policy is None:
+            return
         state.scale = scale or keys.shape[2] ** -0.5
-        if scorer.window:
-            state.queries = _last(state.queries, queries, scorer.window)
-        if scorer.accumulates:
+        if policy.scorer.window:
+            state.queries = _last(state.queries, queries, policy.scorer.window)
+        if policy.scorer.accumulates:
             state.pending = _last(state.pending, queries, FOLD + queries.shape[1])
             if state.pending.shape[1] >= FOLD:
                 state.fold(keys)
@@ -108,12 +129,39 @@ class Pruner:
         """
         chosen = self.choose(kv)
         pruned = [(kept.gather(keys), kept.gather(values)) for kept, (keys, values) in zip(chosen, kv, strict=True)]
-        if self.policy.compact and self.rope is not None:
+        if self.compact and self.rope is not None:
             pruned = self._closed_up(self.rope, chosen, kv, pruned)
         for state, kept in zip(self._layers, chosen, strict=True):
             state.move(kept)
         self._pruned = self.length
         return pruned
+
+    def decide(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Kept:
+        """Choose what stays of one layer, and take it that the caller drops the rest.
+
+        For caches that have one layer's KV at a time; every layer that has a policy is decided, one after the other.
+
+        Args:
+            layer: its number.
+            keys: what it holds, `[kv_heads, tokens, head_dim]`.
+            values: likewise.
+
+        Raises:
+            UsageError: the policy closes positions up, for which all layers are needed; or as `prune`.
+        """
+        if self.compact:
+            raise UsageError("positions are closed up in all layers at once: use prune()")
+        kept = self._chosen(layer, keys, values)
+        self._layers[layer].move(kept)
+        self._pruned = self.length
+        return kept
+
+    def _chosen(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Kept:
+        state, policy = self._layers[layer], self.policies[layer]
+        state.grow(keys)
+        if policy is None:
+            return every(state.held())
+        return policy.choose(state.evidence(keys, values), layer=layer, layers=len(self._layers))
 
     def _closed_up(self, rope: Rope, chosen: Sequence[Kept], kv: Sequence[Part], pruned: Sequence[Part]) -> list[Part]:
         """Turn what stays to positions without gaps.
@@ -145,19 +193,17 @@ class Pruner:
         """
         if len(kv) != len(self._layers):
             raise KVMismatch(f"{len(kv)} layers were given; the pruner was made for {len(self._layers)}")
-        chosen = []
-        for layer, (state, (keys, values)) in enumerate(zip(self._layers, kv, strict=True)):
-            state.grow(keys)
-            chosen.append(self.policy.choose(state.evidence(keys, values), layer=layer, layers=len(kv)))
-        return chosen
+        return [self._chosen(layer, keys, values) for layer, (keys, values) in enumerate(kv)]
 
 
 class _Layer:
     """What is known of one layer; its tables have a column for each that the cache has."""
 
-    def __init__(self, *, accumulates: bool) -> None:
-        self.accumulates = accumulates
-        self.length = 0
+    def __init__(self, policy: Policy | None) -> None:
+        self.whole = policy is None
+        self.accumulates = policy is not None and policy.scorer.accumulates
+        self.heads = self.length = 0
+        self.device = torch.device("cpu")
         self.scale = 0.0
         self.ragged = False
         self.positions = torch.empty(0, 0, dtype=torch.int32)
@@ -167,14 +213,17 @@ class _Layer:
     def grow(self, keys: torch.Tensor) -> None:
         """Hear of tokens that came."""
         heads, tokens, dim = keys.shape
-        new = tokens - self.positions.shape[1]
+        before = self.length if self.whole else self.positions.shape[1]
+        new = tokens - before
         if new < 0:
             raise UsageError(
-                f"the layer held {self.positions.shape[1]} tokens and now {tokens}: a cache that is pruned must not be "
+                f"the layer held {before} tokens and now {tokens}: a cache that is pruned must not be "
                 "cut by others; begin a sequence with a new Pruner"
             )
         self.scale = self.scale or dim**-0.5
-        if new:
+        if self.whole:
+            self.heads, self.length, self.device = heads, tokens, keys.device
+        elif new:
             fresh = torch.arange(self.length, self.length + new, dtype=torch.int32, device=keys.device).expand(
                 heads, new
             )
@@ -184,6 +233,15 @@ class _Layer:
                 self.mass = torch.cat([self.mass, none], 1) if self.mass.numel() else none
                 self.seen = torch.cat([self.seen, none], 1) if self.seen.numel() else none
             self.length += new
+
+    def held(self) -> torch.Tensor:
+        """Where the tokens stood; where all are held there is no table of it."""
+        if not self.whole:
+            return self.positions
+        return torch.arange(self.length, dtype=torch.int32, device=self.device).expand(self.heads, -1)
+
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        return self.positions, self.mass, self.seen, self.queries, self.pending
 
     def fold(self, keys: torch.Tensor) -> None:
         """Add up the attention of pending queries."""
@@ -200,6 +258,8 @@ class _Layer:
 
     def move(self, kept: Kept) -> None:
         """Hear of what stays."""
+        if self.whole:
+            return
         gone = kept.columns < 0
         columns = kept.columns.clamp(min=0)
         if self.accumulates:

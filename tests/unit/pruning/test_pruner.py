@@ -195,3 +195,27 @@ def test_what_does_not_belong_together_is_refused():
         pruner.prune([(torch.zeros(2, 5, DIM),) * 2])
     with pytest.raises(ConfigError, match="rope"):
         Pruner(h2o(compact=True), 1)
+
+
+def test_each_layer_has_a_policy_of_its_own():
+    """A layer without one loses nothing and has no tables; the others are decided alone as they are together."""
+    policies = [streaming_llm(2, 10), None, streaming_llm(0, 20)]
+    pruners = [Pruner(policies, 3) for _ in range(2)]
+    kv = [(torch.randn(2, 60, 4), torch.randn(2, 60, 4)) for _ in range(3)]
+    left = pruners[0].prune(kv)
+    assert [keys.shape[1] for keys, _ in left] == [12, 60, 20]
+    assert pruners[0].positions(1).tolist() == [list(range(60))] * 2
+    for layer, (keys, _) in enumerate(kv):
+        pruners[1].observe(layer, keys[:, -1:], keys)
+    for layer in (0, 2):
+        kept = pruners[1].decide(layer, *kv[layer])
+        assert torch.equal(kept.gather(kv[layer][0]), left[layer][0])
+        assert torch.equal(pruners[1].positions(layer), pruners[0].positions(layer))
+    assert not pruners[1].due
+    assert pruners[1].nbytes == 2 * (12 + 20) * 4, "positions of what is held, in 4 bytes"
+    with pytest.raises(ConfigError, match="give each one"):
+        Pruner(policies, 4)
+    with pytest.raises(ConfigError, match="not all None"):
+        Pruner([None, None], 2)
+    with pytest.raises(ConfigError, match="in all layers or in none"):
+        Pruner([streaming_llm(compact=True), None], 2, rope=Rope(torch.ones(2)))
