@@ -20,6 +20,9 @@ BLOCK_TOKENS = 64
 LENGTHS = (1_000, 10_000, 100_000)
 """At which native and other storage is compared."""
 
+MEASURED = ("model", "date", "context", "tokens", "texts", "speed")
+"""What machines are told of a measurement, beside its strategies."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -155,8 +158,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
         "recommended": [_verdict(verdict) for verdict in advice.ranked],
         "ruled_out": [_verdict(verdict) for verdict in advice.ruled_out],
         "nearest": list(advice.nearest),
-        "measured": {name: to_builtins(getattr(answer.measured, name)) for name in ("model", "date", "texts")}
-        | {"context": answer.measured.context, "tokens": answer.measured.tokens},
+        "measured": {name: to_builtins(getattr(answer.measured, name)) for name in MEASURED},
     }
 
 

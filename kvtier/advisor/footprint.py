@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,30 +44,27 @@ class Storage:
         plan: precision plan, a name or text. Tokens are encoded by whole blocks; the rest stay as they are.
         keep: what pruning leaves: a share of the tokens (0.7), a number of them (1024), or a pruning policy; of every
             layer, or a tuple of one for each.
-        recent: youngest tokens that are not encoded. A plan `recent:N(...)` says so itself.
+        recent: youngest tokens that are not encoded, a number (64) or a share of what stays (0.1). A plan
+            `recent:N(...)` says so itself.
         page_tokens: tokens of a page, of which tokens that are not encoded take whole ones.
         every: tokens between two prunings. A policy says so itself.
     """
 
     plan: str = "raw"
     keep: Keep | tuple[Keep, ...] = 1.0
-    recent: int = 0
+    recent: float = 0
     page_tokens: int = 16
     every: int = 100
 
     def __post_init__(self) -> None:
-        for name, least in {"recent": 0, "page_tokens": 1, "every": 1}.items():
+        for name in ("page_tokens", "every"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"Storage.{name} is {value!r}; it is a number of tokens, {least} or more")
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"Storage.{name} is {value!r}; it is a number of tokens, 1 or more")
+        if not 0 <= self.recent <= (LONGEST if isinstance(self.recent, int) else 1):
+            raise ConfigError(f"Storage.recent is {self.recent!r}; write a number of tokens, or a share from 0 to 1.0")
         for keep in self.keep if isinstance(self.keep, tuple) else (self.keep,):
             _check(keep)
-
-    @property
-    def recent_tokens(self) -> int:
-        """Youngest tokens that are not encoded."""
-        plan = parse_plan(self.plan)
-        return max(self.recent, plan.recent if isinstance(plan, ByAge) else 0)
 
 
 NATIVE = Storage()
@@ -110,7 +108,7 @@ class Footprint:
                 later=int(later[number + 1] - later[number]),
                 token=spec.token_nbytes // spec.layers,
                 block=spec.block_tokens,
-                recent=storage.recent_tokens,
+                recent=plan.recent if isinstance(plan, ByAge) else storage.recent,
                 page=storage.page_tokens,
             )
             for number, (one, keep) in enumerate(zip(plans, keeps, strict=True))
@@ -176,7 +174,8 @@ class _Layer:
         encoded: there are blocks.
         first, later: bytes of a sequence's first block, and of every other one.
         token: bytes of one as it is.
-        block, recent, page: tokens.
+        block, page: tokens.
+        recent: tokens, or a share of n.
     """
 
     kept: Callable[[int], int]
@@ -187,11 +186,12 @@ class _Layer:
     later: int
     token: int
     block: int
-    recent: int
+    recent: float
     page: int
 
     def blocks(self, n: int) -> int:
-        return max(0, n - self.recent) // self.block if self.encoded else 0
+        young = self.recent if isinstance(self.recent, int) else math.ceil(self.recent * n)
+        return max(0, n - young) // self.block if self.encoded else 0
 
     def held(self, n: int) -> int:
         blocks = self.blocks(n)
@@ -205,8 +205,12 @@ class _Layer:
         n = max(self.kept(context), min(context, self.whole))
         n = min(context, n + self.every - 1)
         blocks = self.blocks(n)
+        if not blocks:
+            return self.held(n)
         # The last block was all as it is just before it was whole.
-        return max(self.held(n), self.held(self.recent + blocks * self.block - 1) if blocks else 0)
+        if isinstance(self.recent, int):
+            return max(self.held(n), self.held(self.recent + blocks * self.block - 1))
+        return max(self.held(n), self.held(_last(lambda fewer: self.blocks(fewer) < blocks, n)))
 
 
 def keep_of(text: str) -> float:

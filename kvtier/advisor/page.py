@@ -107,6 +107,8 @@ def _below(answer: Answer) -> Iterator[str]:
         yield f"{left} more: --json has them"
     yield from _ruled_out(advice.ruled_out)
     yield ""
+    if any(verdict.candidate.decode for verdict in advice.ranked):
+        yield "Decode: so many times the speed of copying the KV as it is."
     yield f"Loss is that of {answer.measured.source}; yours may lose more or less."
     yield "Measure it: python -m benchmarks.quality --model FOLDER --save FILE, then --measured FILE."
 

@@ -113,6 +113,7 @@ def test_for_machines(measured):
     assert said["recommended"][0]["strategy"]["kl"] == [0.00405, 0.00173]
     assert {one["why"] for one in said["ruled_out"]} == {"memory", "loss"}
     assert said["measured"]["model"] == "Small (q4)"
+    assert said["measured"]["speed"][1]["decode"] == 1.6
     assert said["nearest"] == []
 
 

@@ -73,6 +73,13 @@ def test_the_youngest_stay_as_they_are(storage):
     assert footprint.held(128 + 640) == old.held(640) + 128 * SPEC.token_nbytes
 
 
+def test_a_share_of_the_youngest():
+    """Of 1,000 tokens 250 are young; of the other 750 11 blocks are whole."""
+    footprint = Footprint(SPEC, Storage("int8", recent=0.25, page_tokens=1))
+    blocks = Footprint(SPEC, Storage("int8")).held(11 * 64)
+    assert footprint.held(1000) == blocks + (1000 - 11 * 64) * SPEC.token_nbytes
+
+
 def test_layers_apart():
     """Bottom int4 and .5 kept, the rest raw and whole."""
     footprint = Footprint(SPEC, Storage("layers(0:int4;1-3:raw)", (0.5, 1.0, 1.0, 1.0)))
@@ -114,7 +121,7 @@ storages = st.builds(
     Storage,
     st.sampled_from(list(NAMED)),
     st.floats(0.01, 1.0) | st.integers(1, 300) | st.sampled_from([h2o(0.5), streaming_llm(4, 100), pyramid_kv(80)]),
-    recent=st.integers(0, 100),
+    recent=st.integers(0, 100) | st.floats(0, 1),
     page_tokens=st.integers(1, 64),
     every=st.integers(1, 120),
 )
@@ -180,6 +187,7 @@ def test_fewer_bits_take_fewer_bytes(context):
         (lambda: Storage(keep=attention_threshold()), r"threshold:0.001 keeps only a text says"),
         (lambda: Storage(page_tokens=0), "Storage.page_tokens is 0"),
         (lambda: Storage(recent=-1), "Storage.recent is -1"),
+        (lambda: Storage(recent=1.5), "Storage.recent is 1.5"),
         (lambda: Footprint(SPEC, Storage("intt")), "no plan 'intt'"),
         (lambda: Footprint(SPEC, Storage(keep=(0.5, 1.0))), "what 2 layers keep; the model has 4"),
         (lambda: keep_of("half"), "'half' is no share"),
