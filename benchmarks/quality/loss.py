@@ -1,4 +1,4 @@
-"""What the model loses when it reads stored KV."""
+"""What the model loses when it reads KV that was stored or pruned."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.quality.passage import Passage, go_on
+from benchmarks.quality.pruned import Left
 from benchmarks.quality.stored import KV
 
 
@@ -24,12 +25,12 @@ class Loss:
     top1: float
 
 
-def loss(model: Any, passage: Passage, kv: KV) -> Loss:
-    """Read on from this KV in place of the exact one."""
-    exact, lossy = passage.exact, go_on(model, passage.ids, kv)
+def loss(model: Any, passage: Passage, kv: KV, left: Left | None = None) -> Loss:
+    """Read on from this KV in place of the exact one; `left` says which tokens it holds, when not all."""
+    exact, lossy = passage.exact, go_on(model, passage.ids, kv, left)
     truth = passage.ids[1:, None]
     return Loss(
-        kl=float((exact.exp() * (exact - lossy)).sum(-1).mean()),
+        kl=float((passage.probabilities * (exact - lossy)).sum(-1).mean()),
         dnll=float((exact - lossy).gather(-1, truth).mean()),
         top1=float((exact.argmax(-1) == lossy.argmax(-1)).double().mean()),
     )

@@ -1,11 +1,13 @@
-"""Loss over size, as a picture."""
+"""Loss over size, as pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.quality.measure import Result
+from benchmarks.quality.strategies import COMBINATIONS, PLANS, PRUNED
 from benchmarks.quality.unusable import Unusable
 
 WIDE, HIGH, LINE, DPI = 8.0, 5.0, 0.14, 150
@@ -17,18 +19,19 @@ def require() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as exc:
-        raise Unusable("--plot needs matplotlib; run: pip install 'kvtier[dev]'") from exc
+        raise Unusable("pictures need matplotlib; run: pip install 'kvtier[plot]'") from exc
 
 
 def plot(results: Sequence[Result], named: Sequence[str], title: str, file: Path) -> None:
-    """Draw every plan that loses anything; those with a name by it, others by a letter that the legend explains."""
+    """Draw KL over bits of every plan that loses anything: the named, and others by a letter that is explained."""
     from matplotlib.figure import Figure
 
-    others = sum(one.name not in named for one in results)
+    whole = [one for one in results if not one.strategy.pruning]
+    others = sum(one.name not in named for one in whole)
     figure = Figure(figsize=(WIDE, HIGH + LINE * others), layout="constrained")
     axes = figure.add_subplot()
     letters = iter("abcdefghijklmnopqrstuvwxyz")
-    for one in results:
+    for one in whole:
         kl = one.mean("kl")
         if kl.value <= 0:
             continue
@@ -55,3 +58,58 @@ def plot(results: Sequence[Result], named: Sequence[str], title: str, file: Path
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside lower left", fontsize=6.5, frameon=False, handlelength=0)
     figure.savefig(file, dpi=DPI)
+
+
+def plot_held(results: Sequence[Result], title: str, file: Path) -> None:
+    """Draw KL over the bytes that are held: plans, presets over their budgets, and both together."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    lossy = [one for one in results if one.mean("kl").value > 0]
+    figure = Figure(figsize=(WIDE, HIGH + 1), layout="constrained")
+    axes = figure.add_subplot()
+    _dots(axes, [one for one in lossy if one.strategy.group == PLANS])
+    for color, (preset, curve) in enumerate(_curves(lossy, PRUNED, lambda name: name.partition("(")[0]).items(), 1):
+        axes.plot(*_points(curve), marker=".", linewidth=1, color=f"C{color}", label=preset)
+    for preset, curve in _curves(lossy, COMBINATIONS, _combined).items():
+        style = {"marker": "x", "linestyle": "--", "linewidth": 1, "color": "0.2" if "snap" in preset else "0.6"}
+        axes.plot(*_points(curve), **style)
+        axes.annotate(
+            preset, _points(curve)[0][0:1] + _points(curve)[1][0:1], (4, 3), textcoords="offset points", size=6
+        )
+    axes.set(title=title, xlabel="bytes held, of the whole KV in 16 bits", ylabel="KL(exact || held), nats a token")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ticks = [0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1]
+    axes.set_xticks(ticks, minor=False)
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, 0))
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(fontsize=8, frameon=False, loc="lower left")
+    figure.savefig(file, dpi=DPI)
+
+
+def _dots(axes: Any, plans: Sequence[Result]) -> None:
+    for number, one in enumerate(plans):
+        at = one.share, one.mean("kl").value
+        axes.plot(*at, "o", color="C0", markersize=7, zorder=3, label="every token, by a plan" if not number else None)
+        axes.annotate(one.name, at, (7, -3), textcoords="offset points", weight="bold", size=8)
+
+
+def _curves(results: Sequence[Result], group: str, name: Any) -> dict[str, list[Result]]:
+    """Results of a group by what they are budgets of, the largest first."""
+    curves: dict[str, list[Result]] = {}
+    for one in sorted(results, key=lambda one: -one.share):
+        if one.strategy.group == group:
+            curves.setdefault(name(one.name), []).append(one)
+    return curves
+
+
+def _combined(name: str) -> str:
+    pruning, _, plan = name.partition(" + ")
+    preset = pruning.partition("(")[0]
+    return f"{'40:48:40, pruned' if preset == 'layers' else preset} + {plan}"
+
+
+def _points(curve: Sequence[Result]) -> tuple[list[float], list[float]]:
+    return [one.share for one in curve], [one.mean("kl").value for one in curve]
