@@ -26,12 +26,12 @@ class Once:
     """What one strategy did to one text.
 
     Attributes:
-        keep: share of the tokens that is left.
+        keep: share of the tokens that is left, of each layer.
         bits: a value of these, all overhead included.
         loss: what that cost.
     """
 
-    keep: float
+    keep: tuple[float, ...]
     bits: float
     loss: Loss
 
@@ -62,8 +62,13 @@ class Result:
 
     @property
     def keep(self) -> float:
-        """Share of the tokens that is left, mean over the texts."""
-        return fmean(one.keep for one in self.texts)
+        """Share of the tokens that is left, mean over texts and layers."""
+        return fmean(self.keep_layers)
+
+    @property
+    def keep_layers(self) -> list[float]:
+        """The same of each layer."""
+        return [fmean(shares) for shares in zip(*(one.keep for one in self.texts), strict=True)]
 
     @property
     def bits(self) -> float:
@@ -73,7 +78,7 @@ class Result:
     @property
     def share(self) -> float:
         """Bytes held, of those of the whole KV in 16 bits."""
-        return fmean(one.keep * one.bits for one in self.texts) / self.whole
+        return fmean(fmean(one.keep) * one.bits for one in self.texts) / self.whole
 
     @property
     def losses(self) -> list[Loss]:
@@ -137,10 +142,12 @@ def once(model: Any, passage: Passage, spec: KVSpec, strategy: Strategy) -> Once
     """Do to one text what a strategy does, and read on."""
     if not strategy.pruning:
         given, bits = stored(passage.kv, spec, strategy.plan)
-        return Once(1.0, bits, loss(model, passage, given))
+        return Once((1.0,) * spec.layers, bits, loss(model, passage, given))
     left = pruned(passage.kv, passage.evidence, strategy, model)
     given, bits = stored_heads(left.kv, left.held, spec, strategy.plan)
-    return Once(left.tokens / passage.kv[0][0].shape[0], bits, loss(model, passage, given, left))
+    context = passage.kv[0][0].shape[0]
+    keep = tuple(fmean(counts) / context for counts in left.held)
+    return Once(keep, bits, loss(model, passage, given, left))
 
 
 def plan_of(text: str, spec: KVSpec) -> str:

@@ -74,6 +74,7 @@ def _strategy(one: Result) -> dict[str, Any]:
         "policy": one.policy,
         "preset": one.strategy.pruning,
         "keep": digits(one.keep),
+        **_by_layer(one.keep_layers),
         "bits": digits(one.bits),
         "share": digits(one.share),
         **{
@@ -81,3 +82,9 @@ def _strategy(one: Result) -> dict[str, Any]:
             for metric, found in metrics.items()
         },
     }
+
+
+def _by_layer(keep: Sequence[float]) -> dict[str, list[float]]:
+    """Shares of the layers, where they differ."""
+    shares = [digits(share) for share in keep]
+    return {"keep_layers": shares} if len(set(shares)) > 1 else {}
