@@ -26,7 +26,7 @@ from kvtier.errors import ConfigError, UnsupportedKV
 
 CORES = len(os.sched_getaffinity(0))
 SMOKE_CONTEXT, SMOKE_TOKENS = 128, 16
-SMOKE = ("raw", "int4", "snap_kv(keep=0.5)", "attention_threshold(weight=0.01)", "h2o(keep=0.5) + int4", SPLIT)
+SMOKE = ("raw", "int4", "snap_kv(keep=0.5)", "attention_threshold(weight=0.01)", "int4*h2o(keep=0.5)", SPLIT)
 WIDTH = 140
 """Of the table where there is no terminal."""
 QUICK_TEXTS, QUICK_TOKENS = 4, 128
@@ -54,7 +54,7 @@ def _options() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="TEXT",
-        help="measure this, too: a plan, a pruning, or both, as in 'snap_kv(keep=0.4) + int4'; repeatable",
+        help="measure this, too: a plan, a pruning, or both, as in 'int4*snap_kv(keep=0.4)'; repeatable",
     )
     options.add_argument("--only", action="store_true", help="nothing but raw and every --strategy")
     options.add_argument("--no-pruning", action="store_true", help="plans alone")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.measure import Result
-from benchmarks.quality.strategies import COMBINATIONS, PLANS, PRUNED
+from benchmarks.quality.strategies import COMBINATIONS, OWN, PLANS, PRUNED
 from benchmarks.quality.unusable import Unusable
 
 WIDE, HIGH, LINE, DPI = 8.0, 5.0, 0.14, 150
@@ -68,15 +68,16 @@ def plot_held(results: Sequence[Result], title: str, file: Path) -> None:
     lossy = [one for one in results if one.mean("kl").value > 0]
     figure = Figure(figsize=(WIDE, HIGH + 1), layout="constrained")
     axes = figure.add_subplot()
-    _dots(axes, [one for one in lossy if one.strategy.group == PLANS])
-    for color, (preset, curve) in enumerate(_curves(lossy, PRUNED, lambda name: name.partition("(")[0]).items(), 1):
-        axes.plot(*_points(curve), marker=".", linewidth=1, color=f"C{color}", label=preset)
-    for preset, curve in _curves(lossy, COMBINATIONS, _combined).items():
-        style = {"marker": "x", "linestyle": "--", "linewidth": 1, "color": "0.2" if "snap" in preset else "0.6"}
-        axes.plot(*_points(curve), **style)
-        axes.annotate(
-            preset, _points(curve)[0][0:1] + _points(curve)[1][0:1], (4, 3), textcoords="offset points", size=6
-        )
+    _dots(axes, [one for one in lossy if not one.strategy.pruning])
+    colors = {}
+    for color, (preset, curve) in enumerate(_curves(lossy, PRUNED).items(), 1):
+        colors[preset] = f"C{color}"
+        axes.plot(*_points(curve), marker=".", linewidth=1, color=colors[preset], label=preset)
+    for both, curve in _curves(lossy, COMBINATIONS).items():
+        shares, kls = _points(curve)
+        color = colors.get(both.rpartition("*")[2], "0.2")
+        axes.plot(shares, kls, marker="x", linestyle="--", linewidth=1, color=color)
+        axes.annotate(both, (shares[0], kls[0]), (3, -9), textcoords="offset points", size=7, color=color)
     axes.set(title=title, xlabel="bytes held, of the whole KV in 16 bits", ylabel="KL(exact || held), nats a token")
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -90,25 +91,23 @@ def plot_held(results: Sequence[Result], title: str, file: Path) -> None:
 
 
 def _dots(axes: Any, plans: Sequence[Result]) -> None:
-    for number, one in enumerate(plans):
-        at = one.share, one.mean("kl").value
-        axes.plot(*at, "o", color="C0", markersize=7, zorder=3, label="every token, by a plan" if not number else None)
-        axes.annotate(one.name, at, (7, -3), textcoords="offset points", weight="bold", size=8)
+    """Those with names in the foreground."""
+    labels = {PLANS: "a plan", OWN: "another recipe"}
+    for one in plans:
+        at, named = (one.share, one.mean("kl").value), one.strategy.group == PLANS
+        style = {"marker": "o", "color": "C0", "markersize": 7} if named else {"marker": "s", "color": "0.6"}
+        axes.plot(*at, **{"markersize": 4, "linestyle": "", "label": labels.pop(one.strategy.group, None)} | style)
+        if named:
+            axes.annotate(one.name, at, (7, -3), textcoords="offset points", weight="bold", size=8)
 
 
-def _curves(results: Sequence[Result], group: str, name: Any) -> dict[str, list[Result]]:
-    """Results of a group by what they are budgets of, the largest first."""
+def _curves(results: Sequence[Result], group: str) -> dict[str, list[Result]]:
+    """Results of a group, the largest first, by what they are budgets of."""
     curves: dict[str, list[Result]] = {}
     for one in sorted(results, key=lambda one: -one.share):
         if one.strategy.group == group:
-            curves.setdefault(name(one.name), []).append(one)
+            curves.setdefault(one.name.partition("(")[0], []).append(one)
     return curves
-
-
-def _combined(name: str) -> str:
-    pruning, _, plan = name.partition(" + ")
-    preset = pruning.partition("(")[0]
-    return f"{'40:48:40, pruned' if preset == 'layers' else preset} + {plan}"
 
 
 def _points(curve: Sequence[Result]) -> tuple[list[float], list[float]]:

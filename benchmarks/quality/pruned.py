@@ -75,12 +75,6 @@ class Left:
     begin: int
     policy: str
 
-    @property
-    def tokens(self) -> float:
-        """How many tokens a KV head holds, in the mean over all of them."""
-        counts = [count for layer in self.held for count in layer]
-        return sum(counts) / len(counts)
-
 
 def pruned(kv: KV, known: Sequence[Evidence], strategy: Strategy, model: Any) -> Left:
     """Drop what a strategy drops from a context's exact KV.

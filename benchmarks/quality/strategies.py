@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 from benchmarks.quality.presets import policies
 from kvtier.codecs.plan import NAMED, parse_plan
+from kvtier.codecs.ranges import split
 from kvtier.errors import ConfigError
+from kvtier.flow.recipe import NAMED as NAMED_RECIPES
 
 BUDGETS = (0.75, 0.5, 0.25, 0.125)
 RATIOS = ("h2o", "mean_mass", "snap_kv", "ada_kv", "pyramid_kv", "key_norm")
 THRESHOLDS = (0.0002, 0.0005, 0.001)
-SPLIT = "layers(0-5/16:snap_kv(keep=0.6);5/16-11/16:snap_kv(keep=0.8)) + layered"
-"""40:48:40: the bottom pruned hard, the middle less, the top whole."""
+SPLIT = "split"
+"""40:48:40: the bottom pruned hard, the middle less, the top whole; as `kvtier.flow` has it."""
 COMBINED = (
-    *(f"snap_kv(keep={keep}) + {plan}" for keep in (0.75, 0.5, 0.25) for plan in ("int8", "int4", "int3")),
-    *(f"h2o(keep={keep}) + {plan}" for keep in (0.75, 0.5, 0.25) for plan in ("int4", "int3")),
+    *(f"{plan}*snap_kv(keep={keep})" for keep in (0.75, 0.5, 0.25) for plan in ("int8", "int4", "int3")),
+    *(f"{plan}*h2o(keep={keep})" for keep in (0.75, 0.5, 0.25) for plan in ("int4", "int3")),
     SPLIT,
 )
 RECIPES = (
@@ -34,7 +36,9 @@ RECIPES = (
     "sinks:1(K=int2/channel:64/asym/clip,V=int2/token/sym/hadamard/lloyd)",
 )
 UNROTATED = " unrotated"
-_PRUNES = re.compile(r"\s*(?:layers\([^:]*:\s*)?(?!layers\b)\w+\(")
+LAYERS = 128
+"""Of a model that texts are tried on: fractions of a layer meet, as they may not in a smaller one."""
+_PRUNES = re.compile(r"(?:layers\([^:]*:\s*)?(?:prune/1|(?!layers\b)\w+)\(")
 PLANS, PRUNED, CONTROLS, COMBINATIONS, OWN = "plans", "pruning", "controls", "combinations", "recipes"
 
 
@@ -63,19 +67,26 @@ def parse(text: str, group: str) -> Strategy:
     Raises:
         ConfigError: what is wrong with the text, and what to write.
     """
-    left, plus, right = text.partition(" + ")
-    if not plus and not _PRUNES.match(left):
-        parse_plan(left)
-        return Strategy(text, group, left)
-    plan = right.strip() if plus else "raw"
-    pruning = left.strip()
-    unrotated = pruning.endswith(UNROTATED)
-    pruning = pruning.removesuffix(UNROTATED)
+    unrotated = text.endswith(UNROTATED)
+    plan, pruning = _parts(NAMED_RECIPES[SPLIT] if text == SPLIT else text.removesuffix(UNROTATED).strip())
     parse_plan(plan)
-    if unrotated and any(its is not None and its.compact for its in policies(pruning, 1)):
+    if pruning is not None and any(its is not None and its.compact for its in policies(pruning, LAYERS)) and unrotated:
         raise ConfigError(f"{text!r}: compact=True turns the keys; leave it out, or 'unrotated'")
-    policies(pruning, 1)
     return Strategy(text, group, plan, pruning, unrotated)
+
+
+def _parts(text: str) -> tuple[str, str | None]:
+    """A plan, and which tokens stay; None for all."""
+    if text.startswith("layers(") and "*" in text:
+        ranges = [part.partition(":") for part in split(text.removeprefix("layers(").removesuffix(")"))]
+        both = [(where, *inner.partition("*")) for where, _, inner in ranges]
+        plan = ";".join(f"{where}:{plan}" for where, plan, _, _ in both)
+        pruning = ";".join(f"{where}:{pruning}" for where, _, star, pruning in both if star)
+        return f"layers({plan})", f"layers({pruning})"
+    if _PRUNES.match(text):
+        return "raw", text
+    plan, star, pruning = text.partition("*")
+    return plan, pruning if star else None
 
 
 def standard(context: int) -> list[Strategy]:

@@ -38,9 +38,9 @@ EVERYTHING = (
     "attention_threshold(weight=0.003)",
     "key_norm(keep=0.5)",
     "streaming_llm(sinks=4, recent=60, compact=True)",
-    "snap_kv(keep=0.5) + int4",
-    "ada_kv(keep=0.5) + int3",
-    "h2o(keep=0.5) + mixed",
+    "int4*snap_kv(keep=0.5)",
+    "int3*ada_kv(keep=0.5)",
+    "mixed*h2o(keep=0.5)",
     SPLIT,
 )
 
@@ -124,7 +124,7 @@ REAL = (
     *("h2o(keep=0.5, recent_share=0.0)", "h2o(keep=0.25, recent_share=0.0)", "pyramid_kv(keep=0.5)"),
     *("streaming_llm(sinks=4, recent=508)", "streaming_llm(sinks=0, recent=512)"),
     *("streaming_llm(sinks=4, recent=508, compact=True)", "streaming_llm(sinks=4, recent=508) unrotated"),
-    "snap_kv(keep=0.5) + int4",
+    "int4*snap_kv(keep=0.5)",
 )
 
 
@@ -180,7 +180,7 @@ def test_quantising_beats_pruning_at_equal_bytes(kl):
 
 @pytest.mark.slow
 def test_what_is_kept_can_be_quantised_too(kl):
-    both = kl["snap_kv(keep=0.5) + int4"]
+    both = kl["int4*snap_kv(keep=0.5)"]
     assert 0.8 * kl["snap_kv(keep=0.5)"] < both < 2 * (kl["snap_kv(keep=0.5)"] + kl["int4"])
     assert both < kl["snap_kv(keep=0.125)"] / 2, "at nearly equal bytes"
 

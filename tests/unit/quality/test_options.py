@@ -42,7 +42,7 @@ def test_without_pruning_nothing_is_pruned(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("--strategy", "snapkv(keep=0.5)"), "did you mean 'snap_kv'"),
+        (("--strategy", "snapkv(keep=0.5)"), "did you mean snap_kv"),
         (("--plan", "int5"), "did you mean 'int8'"),
         (("--docs", "/nowhere/page.md"), "pass a page that exists"),
     ],

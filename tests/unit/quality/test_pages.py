@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from benchmarks.quality.frontier import best, crossing
 from benchmarks.quality.loss import Loss
 from benchmarks.quality.measure import Once, Result
 from benchmarks.quality.pages import check, rewrite
@@ -21,14 +22,14 @@ SPEEDS = [Speed("int4", 0.5, 1.9, 414720)]
 
 def result(text, group, keep, bits, kls):
     policy = None if group == PLANS else "prune/1(...)"
-    once = tuple(Once(keep, bits, Loss(kl, -kl, 1 - kl)) for kl in kls)
+    once = tuple(Once((keep, keep), bits, Loss(kl, -kl, 1 - kl)) for kl in kls)
     return Result(parse(text, group), "canonical", policy, 16, once, KINDS)
 
 
 RESULTS = [
     result("int4", PLANS, 1.0, 4.5, (0.003, 0.005)),
     result("int8", PLANS, 1.0, 8.5, (0.00002, 0.00002)),
-    result("snap_kv(keep=0.5) + int4", PRUNED, 0.5, 4.5, (0.02, 0.03)),
+    result("int4*snap_kv(keep=0.5)", PRUNED, 0.5, 4.5, (0.02, 0.03)),
     result("h2o(keep=0.5)", PRUNED, 0.5, 16.0, (0.02, 0.03)),
     result("streaming_llm(sinks=0, recent=512)", CONTROLS, 0.5, 16.0, (0.8, 0.9)),
 ]
@@ -90,7 +91,32 @@ def test_the_file_has_what_was_measured_and_nothing_that_is_wrong_on_purpose(tmp
     }
 
 
+def test_layers_that_keep_different_shares_are_told_apart(tmp_path):
+    """Each layer's mean over the texts; the bytes are of what is left of all of them."""
+    once = (Once((0.5, 1.0), 8.0, Loss(0.1, 0.0, 1.0)), Once((0.7, 1.0), 8.0, Loss(0.1, 0.0, 1.0)))
+    one = Result(parse("split", PRUNED), "canonical", "prune/1(...)", 16, once, KINDS)
+    save(tmp_path / "m.json", [one], [], texts()[:2], model="m", context=64, tokens=8)
+    found = json.loads((tmp_path / "m.json").read_text())["strategies"][0]
+    assert (found["keep"], found["keep_layers"], found["share"]) == (0.8, [0.6, 1.0], 0.4)
+    assert (found["plan"], found["name"]) == ("layers(0-40/128:int4;40/128-88/128:int8;88/128-1:raw)", "split")
+
+
 def test_one_text_has_no_interval(tmp_path):
-    one = Result(parse("int4", PLANS), "canonical", None, 16, (Once(1.0, 4.5, Loss(0.003, 0.0, 1.0)),), ("prose",))
+    one = Result(
+        parse("int4", PLANS), "canonical", None, 16, (Once((1.0, 1.0), 4.5, Loss(0.003, 0.0, 1.0)),), ("prose",)
+    )
     save(tmp_path / "m.json", [one], [], texts()[:1], model="m", context=64, tokens=8)
     assert json.loads((tmp_path / "m.json").read_text())["strategies"][0]["kl"] == [0.003, None]
+
+
+def test_what_is_best_for_how_few_bytes_is_what_was_measured():
+    found = best(RESULTS, 2)
+    # Within half of the bytes: of the plans int4 alone (int8 takes 8.5 of 16 bits), and one pruning each way.
+    assert [one.name for one in found.values()] == ["int4", "h2o(keep=0.5)", "int4*snap_kv(keep=0.5)"]
+    assert [one and one.name for one in best(RESULTS, 7).values()] == [None, None, "int4*snap_kv(keep=0.5)"]
+    # int4 is the smallest plan, 16 / 4.5 times smaller, and what is pruned and no larger loses more.
+    assert crossing(RESULTS[:4]) == pytest.approx(16 / 4.5)
+    better = result("int2/token/sym", PLANS, 1.0, 2.0, (0.01, 0.01))
+    assert crossing([*RESULTS[:4], better]) == 8
+    worse = result("int2/token/sym", PLANS, 1.0, 2.3, (0.1, 0.1))
+    assert crossing([*RESULTS[:4], worse]) == pytest.approx(16 / 4.5), "half of the tokens in int4 are less, and better"
