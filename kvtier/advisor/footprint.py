@@ -82,6 +82,7 @@ class Footprint:
         spec: of the model.
         storage: how its KV is held.
         plans: what each layer is stored as.
+        recent: youngest tokens that are not encoded, or their share.
     """
 
     def __init__(self, spec: KVSpec, storage: Storage = NATIVE) -> None:
@@ -93,6 +94,7 @@ class Footprint:
         self.spec, self.storage = spec, storage
         plan = parse_plan(storage.plan)
         plans = self.plans = resolve(plan.old if isinstance(plan, ByAge) else plan, spec)
+        self.recent = plan.recent if isinstance(plan, ByAge) else storage.recent
         keeps = storage.keep if isinstance(storage.keep, tuple) else (storage.keep,) * spec.layers
         if len(keeps) != spec.layers:
             raise ConfigError(f"keep= says what {len(keeps)} layers keep; the model has {spec.layers}")
@@ -108,7 +110,7 @@ class Footprint:
                 later=int(later[number + 1] - later[number]),
                 token=spec.token_nbytes // spec.layers,
                 block=spec.block_tokens,
-                recent=plan.recent if isinstance(plan, ByAge) else storage.recent,
+                recent=self.recent,
                 page=storage.page_tokens,
             )
             for number, (one, keep) in enumerate(zip(plans, keeps, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,9 +14,12 @@ from kvtier.advisor.report import nbytes
 
 WIDTH = 130
 """Columns that a page needs; tables are cut in less."""
+NAME = 40
+"""Columns that a name may take; longer ones go on below."""
+BECAUSE = "because"
 SHOWN = 5
 """Recommendations, and names of what was ruled out."""
-WHY = {"memory": "do not fit", "loss": "fit and lose too much", "dominated": "are no better in anything than another"}
+WHY = {"memory": "too large", "loss": "loss too great", "dominated": "no better than another"}
 
 
 def page_of(answer: Answer) -> RenderableType:
@@ -79,7 +81,7 @@ def _prompt(answer: Answer) -> Iterator[str]:
 
 
 def _recommended(answer: Answer) -> Table:
-    table = _table("take", "memory", "of native", "KL, nats a token", "same top token", "decode", "because")
+    table = _table("take", "memory", "of native", "KL, nats a token", "same top token", "decode", BECAUSE)
     for verdict in answer.advice.ranked[:SHOWN]:
         one = verdict.candidate
         strategy = one.strategy
@@ -114,18 +116,25 @@ def _below(answer: Answer) -> Iterator[str]:
 
 
 def _ruled_out(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
-    order = list(WHY)
-    by = sorted(verdicts, key=lambda verdict: (order.index(verdict.why), verdict.candidate.nbytes))
-    for why, group in groupby(by, key=lambda verdict: verdict.why):
-        those = list(group)
-        names = ", ".join(f"{verdict.candidate.strategy.name} ({verdict.reason})" for verdict in those[:2])
-        yield f"{len(those)} {WHY[why]}: {names}" + (", ..." if len(those) > 2 else "")
+    for why, name in WHY.items():
+        those = [verdict for verdict in verdicts if verdict.why == why]
+        if those:
+            nearest = min(those, key=lambda verdict: _far(verdict.candidate, why))
+            yield f"{len(those)} ruled out, {name}; {_short(nearest.candidate.strategy.name)}: {nearest.reason}"
+
+
+def _far(one: Candidate, why: str) -> float:
+    return one.loss if why == "loss" else one.nbytes
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME else f"{name[: NAME - 3]}..."
 
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
+    table.add_column(first, overflow="fold", max_width=NAME)
     for name in others:
-        right = name != "because"
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        words = name == BECAUSE
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words)
     return table

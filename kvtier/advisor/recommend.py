@@ -40,6 +40,7 @@ class Candidate:
         share: that is of the whole KV as it is.
         longest: tokens that so many sequences could have in the memory; None when any number fits, or none was given.
         decode: speed, as `Speed` has it; None when it was not measured.
+        cautions: why it may lose more than was measured.
     """
 
     strategy: Strategy
@@ -48,6 +49,7 @@ class Candidate:
     share: float
     longest: int | None
     decode: float | None
+    cautions: tuple[str, ...]
 
     @property
     def loss(self) -> float:
@@ -140,7 +142,9 @@ def recommend(
         most, held = batch * footprint.most(max_len), batch * footprint.held(max_len)
         longest = None if memory is None else footprint.longest(memory, batch)
         decode = speed.decode if speed else None
-        return Candidate(strategy, most, held, footprint.share(max_len), longest, decode)
+        return Candidate(
+            strategy, most, held, footprint.share(max_len), longest, decode, _cautions(footprint, max_len, measured)
+        )
 
     candidates = [candidate(strategy) for strategy in measured.strategies]
     limit = math.inf if memory is None else memory
@@ -172,6 +176,17 @@ def bound_of(accuracy: str | float) -> float:
     return bound
 
 
+def _cautions(footprint: Footprint, max_len: int, measured: Measured) -> tuple[str, ...]:
+    keys = {plan.schemes[0] for plan in footprint.plans}
+    said = []
+    if any(key.bits and key.granularity != "channel" for key in keys):
+        said.append("K per token breaks some models, measure yours")
+    recent = footprint.recent
+    if recent and max_len > measured.context:
+        said.append(f"measured with {recent:,} of {measured.context:,} tokens as they are")
+    return tuple(said)
+
+
 def _front(allowed: Sequence[Candidate]) -> list[Candidate]:
     """Those that no other one beats; of several that cost the same, the fastest."""
     fastest: dict[tuple[float, int], Candidate] = {}
@@ -182,19 +197,19 @@ def _front(allowed: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _ranked(front: Sequence[Candidate]) -> tuple[Verdict, ...]:
-    if not front:
-        return ()
-    best = front[0]
-    verdicts = [Verdict(best, "best", "loses least of what fits")]
-    for one in front[1:]:
-        bytes_ = 100 * (one.nbytes / best.nbytes - 1)
-        loss = one.loss - best.loss
-        reason = (
-            f"{abs(bytes_):.0f} % {'more' if bytes_ > 0 else 'less'} memory than {best.strategy.name}, "
-            f"KL {nats(abs(loss))} {'more' if loss > 0 else 'less'}"
-        )
-        verdicts.append(Verdict(one, "choice", reason))
+    verdicts = []
+    for place, one in enumerate(front):
+        why, reason = ("choice", _compared(one, front[0])) if place else ("best", "loses least of what fits")
+        verdicts.append(Verdict(one, why, "; ".join((reason, *one.cautions))))
     return tuple(verdicts)
+
+
+def _compared(one: Candidate, best: Candidate) -> str:
+    memory, loss = one.nbytes / best.nbytes - 1, one.loss - best.loss
+    return (
+        f"{100 * abs(memory):.0f} % {'more' if memory > 0 else 'less'} memory than the first, "
+        f"KL {nats(abs(loss))} {'more' if loss > 0 else 'less'}"
+    )
 
 
 def _ruled_out(one: Candidate, front: Sequence[Candidate], memory: int | None, bound: float) -> Verdict:

@@ -12,6 +12,7 @@ import typer
 from kvtier.errors import KVTierError
 
 if TYPE_CHECKING:
+    from kvtier.advisor.footprint import Storage
     from kvtier.config import Config
     from kvtier_services.cluster.state import Running
     from kvtier_services.cluster.up import Started
@@ -283,6 +284,7 @@ def advise(
     ] = "good",
     plan: Annotated[str, typer.Option(help="Show what this precision plan takes.")] = "",
     keep: Annotated[str, typer.Option(help="Show what pruning to this takes: 0.7 or 70%, or 1024 tokens.")] = "",
+    recipe: Annotated[str, typer.Option(help="Of kvtier.flow, to be shown as fused; see docs/flow.md.")] = "default",
     page: Annotated[int, typer.Option(help="Tokens of a page of KV that is not encoded.", min=1)] = 16,
     measured: Annotated[
         Path | None, typer.Option(help="Losses of a model of yours: benchmarks.quality --save FILE.")
@@ -295,13 +297,14 @@ def advise(
     from kvtier.advisor.footprint import storage_of
 
     asked = storage_of(plan, keep, page)
+    fused = _fused(recipe, model, page)
     question = advice.Question(
         model,
         context=context,
         batch=batch,
         memory=_bytes(memory) if memory else None,
         accuracy=accuracy,
-        storages=(asked,) if asked else (),
+        storages=tuple(filter(None, (asked, fused))),
         page_tokens=page,
         measured=measured,
     )
@@ -455,6 +458,32 @@ def _started(started: Started, what: str) -> None:
         typer.echo(
             f"{host['host']}: {tiers}" + (f"; metrics {host['metrics']['url']}" if host["metrics"]["url"] else "")
         )
+
+
+def _fused(text: str, model: str, page_tokens: int) -> tuple[str, Storage] | None:
+    """How a recipe of kvtier.flow holds the KV of a model, with a name; None when the flow cannot be there."""
+    from kvtier.advisor.advice import BLOCK_TOKENS
+    from kvtier.advisor.footprint import Storage
+    from kvtier.advisor.models import spec_of
+    from kvtier.codecs.plan import canonical
+    from kvtier.errors import ConfigError
+
+    try:
+        from kvtier.flow.recipe import NAMED, parse_recipe
+    except ModuleNotFoundError as exc:
+        if text == "default":
+            return None
+        raise ConfigError(str(exc)) from exc
+    recipe = parse_recipe(text)
+    layers = recipe.resolve(spec_of(model, BLOCK_TOKENS))
+    storage = Storage(
+        canonical(tuple(layer.plan for layer in layers)),
+        tuple(layer.policy or 1.0 for layer in layers),
+        recent=recipe.recent,
+        page_tokens=page_tokens,
+        every=recipe.every,
+    )
+    return f"fused ({text})" if text in NAMED else "fused", storage
 
 
 def _bytes(text: str) -> int:

@@ -62,8 +62,8 @@ def test_a_page_to_read(measured):
     assert "A prompt of that length takes 4 GiB while it is computed" in said
     taken = "int4  17.6 GiB       27 %  0.00405 ± 0.00173    97.8 ± 0.2 %    1.20  loses least of what fits"
     assert taken in said
-    assert "6 do not fit: k8v4 (needs 25.3 GiB, and there is 24 GiB), " in said
-    assert "4 fit and lose too much: " in said
+    assert "6 ruled out, too large; k8v4: needs 25.3 GiB, and there is 24 GiB" in said
+    assert "4 ruled out, loss too great; int3: KL up to 0.014, and 0.01 is allowed" in said
     assert "Loss is that of Small (q4) over 3 texts (prose, code), 256 tokens after 1,024, on 2026-11-30" in said
     assert "--measured FILE" in said
 
@@ -73,7 +73,7 @@ def test_without_memory_everything_accurate_enough_is_shown(measured):
     assert row(said, "native") == ["16.00", "128", "KiB", "512", "MiB", "126", "MiB", "1.22", "GiB", "12.2", "GiB"]
     for plan, share in {"raw": "100", "int8": "52", "k8v4": "39", "int4": "27"}.items():
         assert row(said, f"{plan} ")[2:4] == [share, "%"]
-    assert "2 are no better in anything than another: fp8 (k8v4 loses no more and takes no more)" in said
+    assert "2 ruled out, no better than another; fp8: k8v4 loses no more and takes no more" in said
 
 
 def test_when_nothing_fits_it_says_what_to_change(measured):

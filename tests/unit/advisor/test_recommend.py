@@ -35,7 +35,7 @@ def test_by_memory(measured):
     roomy = recommend(32_768, 5 * GIB, "good", measured=measured)
     assert names(roomy.ranked) == ["raw", "int8", "k8v4", "int4"]
     assert roomy.ranked[0].reason == "loses least of what fits"
-    assert roomy.ranked[1].reason == "48 % less memory than raw, KL 0.00003 more"
+    assert roomy.ranked[1].reason == "48 % less memory than the first, KL 0.00003 more"
     assert why(roomy, "fp8") == ("dominated", "k8v4 loses no more and takes no more")
     assert why(roomy, "layered") == ("dominated", "int8 loses no more and takes no more")
     assert why(roomy, "int3") == ("loss", "KL up to 0.014, and 0.01 is allowed")
@@ -91,6 +91,20 @@ def test_nothing_is_accurate_enough(tmp_path):
     assert advice.nearest[0] == "nothing that was measured loses so little; int4 loses least, KL up to 0.005"
     assert advice.nearest[1] == "int4 fits, and its KL is up to 0.005: allow that as accuracy"
     assert recommend(1000, None, "high", measured=known).nearest == advice.nearest
+
+
+def test_what_may_lose_more_than_was_measured_says_so(tmp_path):
+    """K per token, and a window that was a greater part of the measured context."""
+    known = read(
+        tmp_path / "m.json",
+        strategy("token", "int8/token/sym", kl=[0.001, 0.0]),
+        strategy("mixed", "mixed", kl=[0.002, 0.0]),
+    )
+    reasons = [verdict.reason for verdict in recommend(64_000, None, measured=known).ranked]
+    assert reasons[0] == "loses least of what fits; K per token breaks some models, measure yours"
+    assert reasons[1].endswith("KL 0.001 more; measured with 128 of 1,024 tokens as they are")
+    short = recommend(1024, None, measured=known).ranked
+    assert [verdict.candidate.cautions for verdict in short][1] == ()
 
 
 def test_ties_go_to_fewer_bytes_then_to_speed(tmp_path):

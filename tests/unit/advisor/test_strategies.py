@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtier.advisor.footprint import Footprint, Storage
+from kvtier.advisor.models import spec_of
 from kvtier.advisor.strategies import read_measured
 from kvtier.errors import ConfigError
 from kvtier.spec import KVSpec
@@ -95,3 +96,17 @@ def test_a_table_that_is_not_there(tmp_path):
         read_measured(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_measured(tmp_path)
+
+
+def test_the_bytes_that_were_measured_are_those_that_are_computed():
+    """Of kvtier's own table: the benchmark counted the bodies that it encoded; here layouts are added up."""
+    measured = read_measured()
+    spec, compared = spec_of("smollm2-135m", 64), 0
+    for one in measured.strategies:
+        if one.keep_layers or one.keep == 1 or one.plan == "raw":
+            computed = Footprint(spec, one.storage(spec.layers, page_tokens=1)).share(measured.context)
+            assert computed == pytest.approx(one.share, rel=0.005), one.name
+            compared += 1
+    assert compared > 20
+    assert {"raw", "int8", "k8v4", "int4", "int3", "layered", "mixed"} <= {one.name for one in measured.strategies}
+    assert all(measured.speed_of(plan) for plan in ("int8", "k8v4", "int4", "int3"))

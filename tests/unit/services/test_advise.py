@@ -37,7 +37,8 @@ def test_a_page(advise):
     code, said, _ = advise("--memory", "24GiB", "--batch", "16", "--plan", "int4", "--keep", "70%")
     assert code == 0
     assert "32,768 tokens, 16 sequences, pages of 16 tokens" in said
-    assert "int4, keep 70%   4.39  24.6 KiB     787 MiB      12.3 GiB" in said
+    row = next(line.split() for line in said.splitlines() if line.startswith("int4, keep 70% "))
+    assert row[:10] == ["int4,", "keep", "70%", "4.39", "24.6", "KiB", "787", "MiB", "12.3", "GiB"]
     assert "loses least of what fits" in said
 
 
@@ -60,17 +61,30 @@ def test_every_option_for_machines(advise, tmp_path):
     asked = ("llama-7b", 4096, 2, 3 * GIB, 0.02, 32)
     names = ("model", "context", "batch", "memory", "accuracy", "page_tokens")
     assert tuple(answer[name] for name in names) == asked
-    native, other = answer["storage"]
+    native, other, fused = answer["storage"]
     assert (native["held"], native["sequences"]) == (2 * GIB, 1)
     storage = Storage("int8", 1000, page_tokens=32)
     assert (other["name"], other["held"]) == (
         "int8, keep 1000",
         Footprint(spec_of("llama-7b", 64), storage).held(4096),
     )
+    assert (fused["name"], fused["lengths"]["100000"] < 0.4 * native["lengths"]["100000"]) == ("fused (default)", True)
     assert [one["strategy"]["name"] for one in answer["recommended"]] == [
         "int8", "k8v4", "int4", "int3",
     ]  # fmt: skip
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recipe_of_the_flow(advise):
+    """40:48:40 of 32 layers: 10 of int4 with .6 kept, 12 of int8 with .8, 10 as they are."""
+    _, said, _ = advise("--recipe", "split", "--context", "8192", "--json")
+    fused = json.loads(said)["storage"][1]
+    assert fused["name"] == "fused (split)"
+    assert fused["kept"] == [round(0.6 * 8192)] * 10 + [round(0.8 * 8192)] * 12 + [8192] * 10
+    assert fused["layers"][0] < fused["layers"][10] < fused["layers"][22] == 8192 * 4096
+    _, said, _ = advise("--recipe", "int8*snap_kv(0.5)", "--json")
+    fused = json.loads(said)["storage"][1]
+    assert (fused["name"], fused["kept"]) == ("fused", [16_384] * 32)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +94,7 @@ def test_every_option_for_machines(advise, tmp_path):
         (["--memory", "0"], "memory is 0"),
         (["--accuracy", "perfect"], "no accuracy 'perfect'"),
         (["--plan", "intt"], "no plan 'intt'"),
+        (["--recipe", "int4*snap"], "no pruning policy 'snap'"),
         (["--keep", "0"], "keep is 0.0; write a share"),
         (["--model", "lama"], "no model 'lama'"),
         (["--measured", "none.json"], "none.json cannot be read"),
