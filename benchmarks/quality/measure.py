@@ -18,6 +18,7 @@ from benchmarks.quality.texts import Text
 from benchmarks.quality.unusable import Unusable
 from kvtier.codecs import plan as plans
 from kvtier.connectors.transformers import spec_for
+from kvtier.errors import UnsupportedKV
 from kvtier.spec import KVSpec
 
 
@@ -104,9 +105,10 @@ def measure(
     """Read each text once and again over what every strategy leaves of it.
 
     Raises:
-        Unusable: a text is too short, the context is not of whole blocks, or a plan cannot represent the KV.
+        Unusable: a text is too short, the context is not of whole blocks, a plan cannot represent the KV, or something
+            is to be pruned and the model's attention cannot be watched.
         ConfigError: a plan that this model's KV cannot follow.
-        UnsupportedKV: something is to be pruned, and the model's attention cannot be watched.
+        UnsupportedKV: positions are to be closed up, and the model's keys cannot be turned.
     """
     spec = replace(spec_for(model), dtype="bfloat16")
     if context < 1 or context % spec.block_tokens:
@@ -118,7 +120,10 @@ def measure(
     found: dict[Strategy, list[Once]] = {one: [] for one in strategies}
     for number, text in enumerate(texts, 1):
         say(f"text {number} of {len(texts)}: {text.name}, {text.kind}")
-        passage = read(model, tokenizer, text, context, tokens, window=window if by_layer else 0)
+        try:
+            passage = read(model, tokenizer, text, context, tokens, window=window if by_layer else 0)
+        except UnsupportedKV as exc:
+            raise Unusable(f"{exc}; or pass --no-pruning") from exc
         for strategy in strategies:
             try:
                 found[strategy].append(once(model, passage, spec, strategy))

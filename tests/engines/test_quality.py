@@ -21,10 +21,10 @@ from benchmarks.quality.pruned import pruned
 from benchmarks.quality.stored import stored, stored_heads
 from benchmarks.quality.strategies import BUDGETS, SPLIT, parse
 from benchmarks.quality.texts import texts
+from benchmarks.quality.unusable import Unusable
 from kvtier.codecs.plan import NAMED
 from kvtier.connectors.transformers import spec_for
 from kvtier.connectors.transformers.forward import cache_argument
-from kvtier.errors import UnsupportedKV
 from kvtier.pruning import Pruner, prune, watched
 from kvtier_services.demo.model import require_packages
 from tests.transformers_fixture import make, words
@@ -114,8 +114,10 @@ def test_heads_that_lost_nothing_are_stored_as_blocks_are(plan):
 def test_attention_that_cannot_be_watched_is_refused():
     model = make()
     model.set_attn_implementation("flex_attention")
-    with pytest.raises(UnsupportedKV, match="sdpa"):
-        read(model, Reader(), texts()[0], CONTEXT, TOKENS, window=32)
+    strategies = [parse(text, "any") for text in ("int4", "h2o(keep=0.5)")]
+    lengths = {"context": CONTEXT, "tokens": TOKENS, "say": lambda _: None}
+    with pytest.raises(Unusable, match=r"flex_attention.*--no-pruning"):
+        measure(model, Reader(), strategies, texts()[:1], **lengths)
 
 
 REAL = (
