@@ -66,6 +66,7 @@ class Flow:
         ConfigError: no such recipe, or none for this model.
         UnsupportedKV: a model on a GPU, or whose layers do not keep one K and V for every token.
         KVMismatch: a space of another model's shape.
+        UsageError: a space whose KV is not exact.
     """
 
     def __init__(
@@ -179,6 +180,11 @@ def _require(model: Any, space: Space) -> None:
     spec = KVSpec.from_hf(model.config, dtype=model.dtype, block_tokens=space.block_tokens)
     if spec != space.keyspace.spec:
         raise KVMismatch(f"the model's KV is {spec}; the space was made for {space.keyspace.spec}")
+    if space.keyspace.plan != "raw" or space.keyspace.recipe:
+        raise UsageError(
+            f"the space has the plan {space.keyspace.plan!r}, and a flow would quantise again what it gives; make one "
+            "with plan='raw'"
+        )
 
 
 def _cache_name(model: Any) -> str:
@@ -189,6 +195,8 @@ def _cache_name(model: Any) -> str:
 def _check(model: Any, options: Mapping[str, Any]) -> None:
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes its KV; call model.eval()")
+    if torch.is_autocast_enabled(model.device.type):
+        raise UsageError("autocast is on, which changes the KV; load the model in the dtype that it should run in")
     config = options.get("generation_config") or model.generation_config
     for name in REFUSED:
         if options.get(name, getattr(config, name, None)) is not None:

@@ -310,6 +310,10 @@ def test_what_cannot_be_is_refused(host):
         Flow(model, "int5")
     with pytest.raises(KVMismatch, match="the space was made for"):
         Flow(make(num_hidden_layers=2), space=space_of(host, model))
+    with pytest.raises(UsageError, match="plan='raw'"):
+        Flow(model, space=space_of(host, model, plan="int8"))
+    with pytest.raises(UsageError, match="autocast"), torch.autocast("cpu"):
+        flow.generate(PROMPT)
     with pytest.raises(UnsupportedKV, match="sliding window"):
         Flow(make("Mistral", sliding_window=8, num_key_value_heads=2))
     flow.close()

@@ -123,11 +123,12 @@ def arguments(
         raise UsageError(
             f"{tokens.shape} tokens, {offsets.shape} offsets, {which.shape} positions: each block has one of each"
         )
-    if tokens.size:
-        for table in (0,) if tables.alike else np.unique(which).tolist():
-            of = slice(None) if tables.alike else which == table
-            _within("token", tokens[of], int(tables.tokens[table]), kv.tokens, "kv")
-            _within("offset", offsets[of], int(tables.nbytes[table]), memory.size, "memory")
+    if tokens.size and tables.alike:
+        _within("token", tokens, int(tables.tokens[0]), kv.tokens, "kv")
+        _within("offset", offsets, int(tables.nbytes[0]), memory.size, "memory")
+    elif tokens.size:
+        _each_within("token", tokens, tables.tokens[which], kv.tokens, "kv")
+        _each_within("offset", offsets, tables.nbytes[which], memory.size, "memory")
     return (
         (_address(memory), shape.rows(), layers.start, layers.stop),
         (tokens, offsets, which),
@@ -149,3 +150,10 @@ def _within(what: str, starts: NDArray[np.int64], length: int, end: int, where: 
         raise UsageError(
             f"a block of {length} at {what} {low if low < 0 else high} is outside of {where}, which has {end}"
         )
+
+
+def _each_within(what: str, starts: NDArray[np.int64], lengths: NDArray[np.int64], end: int, where: str) -> None:
+    if starts.min() < 0 or (starts + lengths).max() > end:
+        # Whichever it is: all of that length are looked at again.
+        for length in np.unique(lengths).tolist():
+            _within(what, starts[lengths == length], length, end, where)
