@@ -38,7 +38,7 @@ def table() -> dict[str, Any]:
         pruned = {"policy": f"prune/1({name})", "preset": name, "keep": keep}
         strategies.append(strategy(name, "raw", share=keep, kl=[kl, half], top1=[top1, 0.01], **pruned))
         both = {"bits": 4.52, "share": keep * 4.52 / 16, "kl": [kl + 0.005, half], "top1": [top1 - 0.01, 0.01]}
-        strategies.append(strategy(f"{name} + int4", "int4", **pruned | both))
+        strategies.append(strategy(f"int4*{name}", "int4", **pruned | both))
     speeds = {"raw": 1.0, "int8": 1.6, "k8v4": 1.3, "int4": 1.2, "int3": 0.9}
     return {
         "format": 1, "model": "Small (q4)", "date": "2026-11-30", "context": 1024, "tokens": 256,

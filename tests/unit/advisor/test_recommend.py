@@ -53,7 +53,7 @@ def test_by_accuracy(measured):
     assert ask["exact"] == []
     assert ask["high"] == ["int8", "k8v4"]
     assert ask["good"] == ["int8", "k8v4", "int4"]
-    assert ask["low"] == ["int8", "k8v4", "int4", "int3", "h2o(keep=0.5) + int4", "snap_kv(keep=0.25) + int4"]
+    assert ask["low"] == ["int8", "k8v4", "int4", "int3", "int4*h2o(keep=0.5)", "int4*snap_kv(keep=0.25)"]
     assert names(recommend(32_768, 5 * GIB, "exact", measured=measured).ranked) == ["raw"]
 
 
@@ -80,7 +80,7 @@ def test_nothing_fits_and_is_accurate_enough(measured):
     assert tiny.nearest[0].endswith("1.58 GiB: give it that"), "a page of 16 tokens alone is 2 MiB"
     batch = recommend(32_768, 4 * GIB, "high", measured=measured, batch=5)
     assert batch.nearest[0].endswith(" tokens, or at most 2 sequences")
-    assert tiny.nearest[1].startswith("nothing that was measured fits; the smallest, snap_kv(keep=0.25) + int4, needs")
+    assert tiny.nearest[1].startswith("nothing that was measured fits; the smallest, int4*snap_kv(keep=0.25), needs")
 
 
 def test_nothing_is_accurate_enough(tmp_path):

@@ -21,7 +21,7 @@ def test_a_table(tmp_path):
     int4 = by_name(measured, "int4")
     assert int4.loss == pytest.approx(0.00405 + 0.00173)
     assert int4.storage(32) == Storage("int4", 1.0)
-    assert by_name(measured, "h2o(keep=0.5) + int4").storage(32, 64) == Storage("int4", 0.5, page_tokens=64)
+    assert by_name(measured, "int4*h2o(keep=0.5)").storage(32, 64) == Storage("int4", 0.5, page_tokens=64)
 
 
 def test_what_is_new_in_a_table_does_not_hinder(tmp_path):
