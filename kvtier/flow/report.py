@@ -32,9 +32,14 @@ class Report:
     peak: int
 
     @property
+    def stored(self) -> int:
+        """Of those that are left, as they are stored."""
+        return self.exact + self.aged + self.recent
+
+    @property
     def held(self) -> int:
         """All that is held."""
-        return self.exact + self.aged + self.recent + self.scratch + self.pruner
+        return self.stored + self.scratch + self.pruner
 
     @property
     def saved(self) -> float:
@@ -45,13 +50,14 @@ class Report:
         lines = {
             f"native, {self.tokens:,} tokens in 16 bits": self.native,
             "after pruning, in 16 bits": self.pruned,
-            "held": self.held,
-            "  exact": self.exact,
-            "  aged": self.aged,
-            "  recent": self.recent,
-            "  scratch": self.scratch,
-            "  pruner": self.pruner,
-            "peak": self.peak,
+            "as stored": self.stored,
+            "  first tokens, exact": self.exact,
+            "  aged, encoded": self.aged,
+            "  recent, in 16 bits": self.recent,
+            "scratch of one layer": self.scratch,
+            "tables of the pruner": self.pruner,
+            "held in all": self.held,
+            "at most": self.peak,
         }
         share = 100 / self.native if self.native else 0.0
         return "\n".join(f"{name:40} {nbytes:>14,} {nbytes * share:6.1f} %" for name, nbytes in lines.items())
