@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -142,6 +143,31 @@ class FlowCache(Cache):
             raise UsageError(f"the cache has {self.tokens} tokens; a prefix can only be its beginning")
         for layer, (keys, values) in zip(self._own, parts, strict=True):
             layer.update(keys[None], values[None])
+
+    def state(self) -> dict[str, Any]:
+        """All of the sequence, as tensors and numbers; `take` makes it that again.
+
+        Raises:
+            UsageError: it is not settled, so there is nothing that another recipe would not have.
+        """
+        if not self.settled:
+            raise UsageError("the prompt is not over: its KV is exact, and belongs into a space")
+        known = None if self.pruner is None else self.pruner.state()
+        return {"tokens": self.tokens, "stores": [store.state() for store in self.stores], "pruner": known}
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Begin as what the `state` of a cache of the same model and recipe says.
+
+        Raises:
+            UsageError: something is there already.
+        """
+        if self.tokens:
+            raise UsageError(f"the cache has {self.tokens} tokens; a state can only be its beginning")
+        for layer, store, known in zip(self._own, self.stores, state["stores"], strict=True):
+            store.take(known)
+            layer.tokens = state["tokens"]
+        if self.pruner is not None:
+            self.pruner.take(state["pruner"])
 
     def exact(self) -> list[Part]:
         """All KV as it came, `[kv_heads, tokens, dim]` a layer.

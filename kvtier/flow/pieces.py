@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -175,6 +175,16 @@ class Pieces:
         self._memory, offsets, left = self._codec.drop(self._memory, self._offsets, self._counts, stays)
         some = left > 0
         self._index(self._heads[some], left[some], offsets[some])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All of it; `take` makes it that again."""
+        arrays = {"memory": self._memory, "heads": self._heads, "counts": self._counts, "offsets": self._offsets}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def take(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Become what another's `state` says."""
+        self._memory = state["memory"].numpy()
+        self._index(*(state[name].numpy() for name in ("heads", "counts", "offsets")))
 
     def _index(self, heads: NDArray[np.int64], counts: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
         order = np.argsort(heads, kind="stable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -75,6 +75,16 @@ class Rows:
     def round(self, dtype: torch.dtype) -> None:
         """Go to another dtype."""
         self.parts = _pair(part.to(dtype) for part in self.parts)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All of it; `take` makes it that again."""
+        keys, values = self.parts
+        return {"keys": keys, "values": values, "tokens": torch.from_numpy(self.tokens)}
+
+    def take(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Become what another's `state` says."""
+        self.parts = state["keys"], state["values"]
+        self.tokens = state["tokens"].numpy()
 
     def copy_to(self, target: Part, begins: NDArray[np.int64]) -> None:
         """Copy the tokens of head h to the columns from `begins[h]` on."""

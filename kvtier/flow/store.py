@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,6 +176,19 @@ class Store:
         self.recent.round(self._held)
         self.settled = True
         self.age()
+
+    def state(self) -> dict[str, Any]:
+        """All of it, once it is settled; `take` makes it that again."""
+        aged = {} if self.aged is None else self.aged.state()
+        return {"exact": self.exact.state(), "aged": aged, "recent": self.recent.state()}
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Become what the `state` of a store under the same recipe says."""
+        self.exact.take(state["exact"])
+        self.recent.take(state["recent"])
+        if self.aged is not None:
+            self.aged.take(state["aged"])
+        self.settled = True
 
     def age(self) -> None:
         """Encode tokens that are old enough, by whole pieces.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -155,6 +156,16 @@ class Pruner:
         self._layers[layer].move(kept)
         self._pruned = self.length
         return kept
+
+    def state(self) -> dict[str, Any]:
+        """All that is known of the sequence, as tensors and numbers; `take` makes it that again."""
+        return {"shift": self._shift, "pruned": self._pruned, "layers": [vars(state).copy() for state in self._layers]}
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Go on with the sequence that another pruner, of the same policies, was of."""
+        self._shift, self._pruned = state["shift"], state["pruned"]
+        for layer, known in zip(self._layers, state["layers"], strict=True):
+            vars(layer).update(known)
 
     def _chosen(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Kept:
         state, policy = self._layers[layer], self.policies[layer]
