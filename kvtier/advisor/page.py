@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kvtier.advisor.advice import LENGTHS, Answer, Row
 from kvtier.advisor.recommend import Candidate, Verdict
-from kvtier.advisor.report import nbytes
+from kvtier.advisor.report import nbytes, short
 
 WIDTH = 130
 """Columns that a page needs; tables are cut in less."""
@@ -120,15 +120,11 @@ def _ruled_out(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
         those = [verdict for verdict in verdicts if verdict.why == why]
         if those:
             nearest = min(those, key=lambda verdict: _far(verdict.candidate, why))
-            yield f"{len(those)} ruled out, {name}; {_short(nearest.candidate.strategy.name)}: {nearest.reason}"
+            yield f"{len(those)} ruled out, {name}; {short(nearest.candidate.strategy.name, NAME)}: {nearest.reason}"
 
 
 def _far(one: Candidate, why: str) -> float:
     return one.loss if why == "loss" else one.nbytes
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME else f"{name[: NAME - 3]}..."
 
 
 def _table(first: str, *others: str) -> Table:

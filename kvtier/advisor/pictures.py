@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvtier.advisor.advice import Answer
 from kvtier.advisor.footprint import Footprint
-from kvtier.advisor.report import nbytes
+from kvtier.advisor.report import nbytes, short
 from kvtier.codecs.scheme import Scheme
 from kvtier.errors import ConfigError
 from kvtier.spec import KVSpec
@@ -23,6 +23,8 @@ LENGTHS = tuple(1 << power for power in range(9, 18))
 """512 to 131,072 tokens."""
 SHOWN = 5
 """Recommendations in the picture of memory."""
+NAME = 32
+"""Characters of a name that is written beside its mark; twice as many are in a legend."""
 GROUPS = {"precision": "o", "pruning": "s", "both": "^"}
 """Marks."""
 
@@ -62,7 +64,9 @@ def memory(answer: Answer, axes: Axes) -> None:
     """Bytes over the sequences' length: native, what was asked for, what is recommended."""
     question = answer.question
     for name, footprint, style in _ways(answer):
-        axes.plot(LENGTHS, [question.batch * footprint.held(length) for length in LENGTHS], style, label=name)
+        axes.plot(
+            LENGTHS, [question.batch * footprint.held(length) for length in LENGTHS], style, label=short(name, NAME)
+        )
     if question.memory is not None:
         axes.axhline(question.memory, color="grey", linestyle="--", linewidth=1)
     axes.axvline(question.context, color="grey", linestyle=":", linewidth=1)
@@ -74,7 +78,7 @@ def memory(answer: Answer, axes: Axes) -> None:
     axes.set_xlabel("tokens of a sequence")
     axes.set_ylabel(f"KV of {question.batch:,} sequence{'s' * (question.batch > 1)}")
     axes.set_title(f"{question.model}: memory", fontsize=10)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
 
 
@@ -100,7 +104,8 @@ def loss(answer: Answer, axes: Axes) -> None:
         if one.kl[0] < best:
             best = one.kl[0]
             at = (16 * one.share, one.kl[0])
-            axes.annotate(one.name, at, xytext=(4, 3), textcoords="offset points", fontsize=7)
+            if len(one.name) <= NAME:
+                axes.annotate(one.name, at, xytext=(4, 3), textcoords="offset points", fontsize=7).set_in_layout(False)
     if answer.advice.bound > 0:
         axes.axhline(answer.advice.bound, color="grey", linestyle="--", linewidth=1)
     axes.set_xscale("log", base=2)

@@ -94,6 +94,11 @@ def nbytes(number: float) -> str:
     return f"{number:,.0f} TiB" if number >= 100 else f"{number:.3g} TiB"
 
 
+def short(name: str, most: int) -> str:
+    """A name in at most so many characters."""
+    return name if len(name) <= most else f"{name[: most - 3]}..."
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with columns of equal width, the first one to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
