@@ -65,7 +65,7 @@ def memory(answer: Answer, axes: Axes) -> None:
     question = answer.question
     for name, footprint, style in _ways(answer):
         axes.plot(
-            LENGTHS, [question.batch * footprint.held(length) for length in LENGTHS], style, label=short(name, NAME)
+            LENGTHS, [question.batch * footprint.held(length) for length in LENGTHS], style, label=short(name, 2 * NAME)
         )
     if question.memory is not None:
         axes.axhline(question.memory, color="grey", linestyle="--", linewidth=1)
