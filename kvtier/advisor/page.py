@@ -18,7 +18,7 @@ NAME = 40
 """Columns that a name may take; longer ones go on below."""
 BECAUSE = "because"
 SHOWN = 5
-"""Recommendations, and names of what was ruled out."""
+"""Recommendations."""
 WHY = {"memory": "too large", "loss": "loss too great", "dominated": "no better than another"}
 
 
