@@ -23,7 +23,9 @@ def options(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the picture; default: this one")
     parser.add_argument("--model", help="folder or name of a causal language model; default: SmolLM2-135M-Instruct")
-    parser.add_argument("--threads", type=int, default=1, help="that the model computes on")
+    parser.add_argument(
+        "--threads", type=int, default=1, choices=range(1, 65), metavar="N", help="of the model, 1 to 64"
+    )
     parser.add_argument("--quick", action="store_true", help="less of everything")
     asked = parser.parse_args()
     try:
