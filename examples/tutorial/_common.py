@@ -23,9 +23,7 @@ def options(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the picture; default: this one")
     parser.add_argument("--model", help="folder or name of a causal language model; default: SmolLM2-135M-Instruct")
-    parser.add_argument(
-        "--threads", type=int, default=1, choices=range(1, 65), metavar="N", help="of the model, 1 to 64"
-    )
+    parser.add_argument("--threads", type=threads, default=1, help="that the model computes on; default: 1")
     parser.add_argument("--quick", action="store_true", help="less of everything")
     asked = parser.parse_args()
     try:
@@ -34,6 +32,13 @@ def options(description: str) -> argparse.Namespace:
         raise SystemExit("pictures need matplotlib: pip install 'kvtier[plot]'") from None
     asked.out.mkdir(parents=True, exist_ok=True)
     return asked
+
+
+def threads(text: str) -> int:
+    """A number of threads."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; pass 1 or more")
+    return int(text)
 
 
 def model_for(asked: argparse.Namespace) -> tuple[Any, Any]:
