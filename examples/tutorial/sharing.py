@@ -1,6 +1,8 @@
 """A shared pool: a hundred requests to one system prompt, whose KV is computed and held once.
 
-python -m examples.tutorial.sharing [--out FOLDER] [--quick]
+    python -m examples.tutorial.sharing [--out FOLDER] [--quick]
+
+Takes 7 GB of memory, most of it for the copies that pages make unnecessary.
 """
 
 from __future__ import annotations
