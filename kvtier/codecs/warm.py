@@ -14,9 +14,9 @@ def warm() -> Path | None:
     Returns:
         The folder that keeps them, or None when no folder can be written and every process compiles anew.
     """
-    from kvtier.codecs.cpu import codec, jit
+    from kvtier.codecs.cpu import codec, drop, jit
 
-    del codec
+    del codec, drop
     return jit.CACHE_FOLDER
 
 

@@ -7,6 +7,7 @@
     cache    a cache of transformers over the stores
     report   bytes, stage by stage
     flow     match, compute, save; settle; generate
+    archive  the state of a sequence, for the session that it is of
 
 >>> flow = Flow(model, "int4*snap_kv(0.7)", space=space)
 >>> flow.generate(ids, max_new_tokens=200)
@@ -17,13 +18,27 @@ decoded into a scratch, or dropped. A prompt is computed on exact KV, and its bl
 nothing that was computed on approximate KV is.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from kvtier.errors import ConfigError
 from kvtier.flow.recipe import LayerRecipe, Recipe, Stage, parse_recipe
 from kvtier.flow.report import Report
 
-try:
+if TYPE_CHECKING:
     from kvtier.flow.cache import FlowCache
     from kvtier.flow.flow import Flow
-except ModuleNotFoundError as exc:
-    raise ModuleNotFoundError("a flow needs transformers: pip install 'kvtier[transformers]'", name=exc.name) from exc
 
 __all__ = ["Flow", "FlowCache", "LayerRecipe", "Recipe", "Report", "Stage", "parse_recipe"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs transformers when it is asked for: recipes can be read without."""
+    if name not in ("Flow", "FlowCache"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from kvtier.flow import cache, flow
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "transformers":
+            raise
+        raise ConfigError("a flow needs transformers: pip install 'kvtier[transformers]'") from exc
+    return flow.Flow if name == "Flow" else cache.FlowCache

@@ -216,7 +216,9 @@ def test_the_report_is_what_is_held(recipe):
     report, cache = flow.report, flow.cache
     assert report.native == 339 * 3 * 2 * (16 + 16) * 2
     assert report.pruned == sum(int(store.tokens.sum()) for store in cache.stores) * (16 + 16) * 2
-    assert report.held == report.exact + report.aged + report.recent + report.scratch + report.pruner
+    assert report.stored == report.exact + report.aged + report.recent
+    assert report.held == report.stored + report.scratch + report.pruner
+    assert report.saved == pytest.approx(1 - report.held / report.native)
     tensors = {}
     for store in cache.stores:
         for rows in (store.exact, store.recent):
