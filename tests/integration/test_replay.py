@@ -56,7 +56,7 @@ def test_what_is_too_small_to_work_is_left_out(trace):
     [
         (["--cpu", "much"], "'much' is no size"),
         (["--cpu", "1MiB"], "a CPU tier of 1,048,576 bytes is too small"),
-        (["--policy", "fifo"], "no eviction policy 'fifo'"),
+        (["--policy", "lfu"], "no eviction policy 'lfu'"),
     ],
 )
 def test_what_is_wrong_is_one_line(trace, args, says):
