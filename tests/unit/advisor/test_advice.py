@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,6 +162,12 @@ def test_a_picture(measured, tmp_path, changes):
     for bad in (tmp_path / "none" / "p.png", tmp_path / "p.unknown"):
         with pytest.raises(ConfigError, match="cannot be written"):
             draw(ask(measured), bad)
+
+
+def test_without_matplotlib_it_says_what_to_install(measured, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kvtier\[plot\]'"):
+        draw(ask(measured), tmp_path / "p.png")
 
 
 def test_whose_layers_are_drawn(measured):
