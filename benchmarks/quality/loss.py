@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.quality.passage import Passage, go_on
+from benchmarks.quality.passage import Passage, expected, go_on
 from benchmarks.quality.pruned import Left
 from benchmarks.quality.stored import KV
 
@@ -30,7 +30,7 @@ def loss(model: Any, passage: Passage, kv: KV, left: Left | None = None) -> Loss
     exact, lossy = passage.exact, go_on(model, passage.ids, kv, left)
     truth = passage.ids[1:, None]
     return Loss(
-        kl=float((passage.probabilities * (exact - lossy)).sum(-1).mean()),
+        kl=float((passage.certainty - expected(passage.probabilities, lossy)).mean()),
         dnll=float((exact - lossy).gather(-1, truth).mean()),
         top1=float((exact.argmax(-1) == lossy.argmax(-1)).double().mean()),
     )

@@ -28,6 +28,7 @@ class Passage:
         kv: of the context, in bfloat16 as an engine keeps it.
         exact: log-probabilities of every next token over that KV, `[tokens, vocabulary]`.
         probabilities: these, once and for all strategies.
+        certainty: what these expect of themselves, `[tokens]`: minus their entropy.
         evidence: of every layer, what pruning looks at: attention among the context's own tokens; empty unless asked
             for.
     """
@@ -37,6 +38,7 @@ class Passage:
     kv: KV
     exact: torch.Tensor
     probabilities: torch.Tensor
+    certainty: torch.Tensor
     evidence: Sequence[Evidence] = ()
 
 
@@ -71,7 +73,8 @@ def read(model: Any, tokenizer: Any, text: Text, context: int, tokens: int, *, w
     following = ids[context:wanted]
     seen = evidence(pruner, cache) if pruner else ()
     exact = go_on(model, following, kv)
-    return Passage(text, following, kv, exact, exact.exp(), seen)
+    probabilities = exact.exp()
+    return Passage(text, following, kv, exact, probabilities, expected(probabilities, exact), seen)
 
 
 @torch.no_grad()
@@ -95,6 +98,11 @@ def go_on(model: Any, ids: torch.Tensor, kv: KV, left: Left | None = None) -> to
     with watched(model, left.pruner) if left else nullcontext():
         logits = model(input_ids=ids[None, :-1], **options).logits[0]
     return logits.double().log_softmax(-1)
+
+
+def expected(probabilities: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+    """Mean of some log-probabilities by the probabilities, of each token: one pass over either."""
+    return torch.einsum("tv,tv->t", probabilities, logs)
 
 
 def _tokens_first(part: torch.Tensor) -> torch.Tensor:
