@@ -304,7 +304,7 @@ def advise(
         batch=batch,
         memory=_bytes(memory) if memory else None,
         accuracy=accuracy,
-        storages=tuple(filter(None, (asked, fused))),
+        storages=(asked, fused) if asked else (fused,),
         page_tokens=page,
         measured=measured,
     )
@@ -460,20 +460,14 @@ def _started(started: Started, what: str) -> None:
         )
 
 
-def _fused(text: str, model: str, page_tokens: int) -> tuple[str, Storage] | None:
-    """How a recipe of kvtier.flow holds the KV of a model, with a name; None when the flow cannot be there."""
+def _fused(text: str, model: str, page_tokens: int) -> tuple[str, Storage]:
+    """How a recipe of kvtier.flow holds the KV of a model, with a name."""
     from kvtier.advisor.advice import BLOCK_TOKENS
     from kvtier.advisor.footprint import Storage
     from kvtier.advisor.models import spec_of
     from kvtier.codecs.plan import canonical
-    from kvtier.errors import ConfigError
+    from kvtier.flow.recipe import NAMED, parse_recipe
 
-    try:
-        from kvtier.flow.recipe import NAMED, parse_recipe
-    except ModuleNotFoundError as exc:
-        if text == "default":
-            return None
-        raise ConfigError(str(exc)) from exc
     recipe = parse_recipe(text)
     layers = recipe.resolve(spec_of(model, BLOCK_TOKENS))
     storage = Storage(
