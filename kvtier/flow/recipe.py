@@ -27,7 +27,7 @@ from kvtier.spec import KVSpec
 
 RECENT, EVERY = 64, 100
 NAMED = {
-    "default": "int4",
+    "default": "int4;recent:128",
     "split": "layers(0-40/128:int4*snap_kv(0.6);40/128-88/128:int8*snap_kv(0.8);88/128-1:raw)",
 }
 """Recipes for people; `docs/flow.md` has what each saves and costs."""
@@ -147,14 +147,20 @@ def parse_recipe(text: str) -> Recipe:
     """
     if not isinstance(text, str):
         raise ConfigError(f"the recipe is a {type(text).__name__}; pass its name or text, such as 'int4*snap_kv(0.7)'")
-    what, *options = split(text.strip())
+    name, *options = split(text.strip())
+    what, *usual = split(NAMED.get(name.strip(), name.strip()))
+    known = _options(usual, text) | _options(options, text)
+    return Recipe(_stages(what), known.get("recent", RECENT), _every(known, text))
+
+
+def _options(options: list[str], text: str) -> dict[str, float]:
     known: dict[str, float] = {}
     for option in options:
         name, value = _option(option, text)
         if name in known:
             raise ConfigError(f"{text!r} says {name} twice")
         known[name] = value
-    return Recipe(_stages(NAMED.get(what.strip(), what.strip())), known.get("recent", RECENT), _every(known, text))
+    return known
 
 
 def _every(known: dict[str, float], text: str) -> int:

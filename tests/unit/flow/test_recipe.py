@@ -69,7 +69,7 @@ def test_one_policy_for_a_plan_that_differs_by_layer():
 
 
 def test_what_is_the_same_has_one_text():
-    same = ["int4;recent:64", "int4", "layers(0-1/2:int4;1/2-1:int4)", "layers(0-29:int4)", "default"]
+    same = ["int4;recent:64", "int4", "layers(0-1/2:int4;1/2-1:int4)", "layers(0-29:int4)", "default;recent:64"]
     assert len({parse_recipe(text).text(SPEC, bytes(32)) for text in same}) == 1
     other = ["int4;recent:65", "int4;every:99", "int8", "int4*snap_kv(0.7)", "raw"]
     assert len({parse_recipe(text).text(SPEC, bytes(32)) for text in (*other, "int4")}) == 6
@@ -106,6 +106,12 @@ def test_what_is_the_same_has_one_text():
 def test_what_cannot_be_read_is_refused(text, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         parse_recipe(text).resolve(SPEC)
+
+
+def test_a_named_recipe_takes_options():
+    assert parse_recipe("default") == parse_recipe("int4;recent:128")
+    assert parse_recipe("default;every:5") == parse_recipe("int4;recent:128;every:5")
+    assert parse_recipe("split;recent:0.1").recent == 0.1
 
 
 def test_what_is_no_text_is_refused():
