@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvtier.client.save import Saved
@@ -24,11 +24,13 @@ class Pooled:
         tokens: verified, from the first on.
         public: of these, those that came from the public pool.
         edge: where the public part ends, in whole blocks.
+        space: the session's own blocks behind it.
     """
 
     tokens: int
     public: int
     edge: int
+    space: Space = field(compare=False, repr=False)
 
     @property
     def own(self) -> int:
@@ -85,12 +87,13 @@ class Pools:
             KVMismatch: as for `Hit.load`.
         """
         edge = self._edge(token_ids, public)
+        own = self.own(token_ids, edge)
         with self.public.match(token_ids[:edge], wait=wait) as hit:
             tokens = hit.load(kv)
         if tokens < edge:
-            return Pooled(tokens, tokens, edge)
-        with self.own(token_ids, edge).match(token_ids[edge:], wait=wait) as hit:
-            return Pooled(tokens + hit.load(_behind(kv, edge)), tokens, edge)
+            return Pooled(tokens, tokens, edge, own)
+        with own.match(token_ids[edge:], wait=wait) as hit:
+            return Pooled(tokens + hit.load(_behind(kv, edge)), tokens, edge, own)
 
     def save(self, token_ids: Any, kv: Any, loaded: Pooled) -> list[Future[Saved]]:
         """Store what was computed behind what was loaded: up to the edge for everybody, the rest for the session.
@@ -108,9 +111,8 @@ class Pools:
         edge, done = loaded.edge, []
         if loaded.public < edge:
             done.append(self.public.save(token_ids[:edge], kv, start=loaded.public, vouched=True))
-        own = self.own(token_ids, edge)
-        if len(token_ids) - edge >= own.block_tokens + loaded.own:
-            done.append(own.save(token_ids[edge:], _behind(kv, edge), start=loaded.own, vouched=True))
+        if len(token_ids) - edge >= loaded.space.block_tokens + loaded.own:
+            done.append(loaded.space.save(token_ids[edge:], _behind(kv, edge), start=loaded.own, vouched=True))
         return done
 
     def _edge(self, token_ids: Any, public: int) -> int:

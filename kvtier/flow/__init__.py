@@ -6,8 +6,10 @@
     store    one layer: exact first tokens, aged pieces, recent tokens
     cache    a cache of transformers over the stores
     report   bytes, stage by stage
+    prefix   what is stored of a prompt, and storing the rest: a space, or a public pool and a session's own blocks
     flow     match, compute, save; settle; generate
-    archive  the state of a sequence, for the session that it is of
+    state    what a sequence's KV has become, as bytes
+    archive  keeps it for one session
 
 >>> flow = Flow(model, "int4*snap_kv(0.7)", space=space)
 >>> flow.generate(ids, max_new_tokens=200)
@@ -15,7 +17,8 @@
 
 Nothing is quantised twice: a token's 16 bits are encoded when it is old enough, and what is encoded is only ever
 decoded into a scratch, or dropped. A prompt is computed on exact KV, and its blocks are saved before anything else;
-nothing that was computed on approximate KV is.
+nothing that was computed on approximate KV is. What became of a context answers for that context alone, under the
+recipe, to who has the session's secret.
 """
 
 from typing import TYPE_CHECKING, Any

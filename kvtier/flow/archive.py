@@ -78,9 +78,13 @@ class Archive:
             return None
         state = whole[HEAD.size : HEAD.size + nbytes]
         if xxhash.xxh3_64_intdigest(state.data) != checksum:
-            self._cache.counters["archive_checksum"] += 1
+            self.condemn("checksum")
             return None
         return state
+
+    def condemn(self, why: str) -> None:
+        """Count a state that is there and cannot be used."""
+        self._cache.counters[f"archive_{why}"] += 1
 
     def _read(self, kept: Rows, count: int, wait: float) -> NDArray[np.uint8] | None:
         rows = np.empty((count, ROW_NBYTES), np.uint8)

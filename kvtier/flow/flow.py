@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
-from kvtier.client.hit import Hit
+from kvtier.client.pools import Pools
 from kvtier.client.save import Saved
+from kvtier.client.scope import whole
 from kvtier.client.space import Space
-from kvtier.errors import ClosedError, KVMismatch, UsageError
+from kvtier.errors import ClosedError, CorruptPayload, UsageError
+from kvtier.flow.archive import Archive
 from kvtier.flow.cache import FlowCache
+from kvtier.flow.prefix import load, require, save
 from kvtier.flow.recipe import Recipe, parse_recipe
 from kvtier.flow.report import Report
+from kvtier.flow.state import context_of, pack, unpack
 from kvtier.pruning.models import watched
-from kvtier.spec import KVSpec
 
 CACHE_NAMES = ("cache", "past_key_values")
 """What models call their cache: since transformers 5.20, and before."""
@@ -54,13 +57,14 @@ class Flow:
     Args:
         model: a decoder-only model of transformers in `eval` mode, on a CPU.
         recipe: a `Recipe`, its name or its text.
-        space: where exact KV of prompts is kept, made for this model by `kvtier.connectors.transformers.space_for`.
+        space: where exact KV of prompts is kept, made for this model by `kvtier.connectors.transformers.space_for`; or
+            `Pools` of such: a public pool, and what only this session finds.
         wait: seconds that a prompt may wait for blocks that must first be brought up from another tier.
 
     Attributes:
         cache: of the sequence; None before the first.
         loaded: tokens of the last prompt that came from the space.
-        saved: what becomes of the last prompt's blocks; None when none were to be saved.
+        saved: what becomes of the last prompt's blocks; of pools, those for everybody first.
 
     Raises:
         ConfigError: no such recipe, or none for this model.
@@ -70,17 +74,17 @@ class Flow:
     """
 
     def __init__(
-        self, model: Any, recipe: Recipe | str = "default", *, space: Space | None = None, wait: float = 0.0
+        self, model: Any, recipe: Recipe | str = "default", *, space: Space | Pools | None = None, wait: float = 0.0
     ) -> None:
         self.recipe = parse_recipe(recipe) if isinstance(recipe, str) else recipe
         self.cache: FlowCache | None = FlowCache(model, self.recipe)
         self.loaded = 0
-        self.saved: Future[Saved] | None = None
+        self.saved: list[Future[Saved]] = []
         self._model, self._space, self._wait = model, space, wait
         self._ids = torch.empty(0, dtype=torch.long)
-        self._after: Hit | None = None
+        self._turns: list[int] = []
         if space is not None:
-            _require(model, space)
+            require(model, space)
 
     def __enter__(self) -> Flow:
         return self
@@ -90,11 +94,12 @@ class Flow:
     ) -> None:
         self.close()
 
-    def generate(self, input_ids: Any, **options: Any) -> Any:
+    def generate(self, input_ids: Any, *, public: int = 0, **options: Any) -> Any:
         """Answer a prompt as `model.generate` does.
 
         Args:
             input_ids: the whole sequence, history included: `[tokens]` or `[1, tokens]`.
+            public: with `Pools`, how many first tokens may be shared with everybody: a system prompt, a document.
             **options: for `model.generate`.
 
         Returns:
@@ -105,7 +110,7 @@ class Flow:
             UnsupportedKV: KV with NaN or Inf.
             ClosedError: the flow is closed.
         """
-        cache, ids = self._begin(input_ids, options)
+        cache, ids = self._begin(input_ids, public, options)
         # If this raises, nobody knows what the cache holds.
         self._ids = self._ids[:0]
         with self._watched(cache):
@@ -118,7 +123,52 @@ class Flow:
         cache.upkeep()
         sequence = (made if isinstance(made, torch.Tensor) else made.sequences)[0]
         self._ids = sequence[: cache.tokens].cpu()
+        self._turns.append(cache.tokens)
         return made
+
+    def keep(self, archive: Archive) -> tuple[bytes, Future[Saved]]:
+        """Store what the sequence's KV has become, for its session alone.
+
+        Returns:
+            The name of the context, 32 bytes, for `resume`; and what becomes of the state.
+
+        Raises:
+            UsageError: there is no sequence yet.
+            ClosedError: the flow is closed.
+        """
+        cache = self._live()
+        name = context_of(self._ids, self._turns)
+        state = {"ids": self._ids, "turns": self._turns, "cache": cache.state()}
+        return name, archive.save(self.recipe.text(cache.spec, name), pack(state))
+
+    def resume(self, archive: Archive, name: bytes, *, wait: float = 0.0) -> bool:
+        """Go on with a sequence that another flow of the same model and recipe has kept.
+
+        Args:
+            archive: of the session.
+            name: of its whole context, as `keep` returned it.
+            wait: seconds that it may take when the state must first be brought up from another tier.
+
+        Returns:
+            Whether it was there; if not, this flow is as it was.
+
+        Raises:
+            ClosedError: the flow is closed.
+        """
+        spec = self._live().spec
+        packed = archive.load(self.recipe.text(spec, name), wait=wait)
+        if packed is None:
+            return False
+        cache = FlowCache(self._model, self.recipe)
+        try:
+            state = unpack(packed)
+            cache.take(state["cache"])
+        except CorruptPayload:
+            archive.condemn("unreadable")
+            return False
+        self.cache, self._ids, self._turns = cache, state["ids"], state["turns"]
+        self.loaded, self.saved = 0, []
+        return True
 
     @property
     def report(self) -> Report:
@@ -127,64 +177,52 @@ class Flow:
         Raises:
             ClosedError: the flow is closed.
         """
-        if self.cache is None:
-            raise ClosedError("this flow is closed; read the report before")
-        return self.cache.report
+        return self._live().report
 
     def close(self) -> None:
         """Let the sequence's KV go; idempotent. What is being saved is saved."""
-        self.cache, self._ids, self._after = None, self._ids[:0], None
+        self.cache, self._ids = None, self._ids[:0]
 
-    def _begin(self, input_ids: Any, options: Mapping[str, Any]) -> tuple[FlowCache, torch.Tensor]:
+    def _live(self) -> FlowCache:
         if self.cache is None:
-            raise ClosedError("this flow is closed; make another one")
+            raise ClosedError("this flow is closed; make another one, and read its report before")
+        return self.cache
+
+    def _begin(self, input_ids: Any, public: Any, options: Mapping[str, Any]) -> tuple[FlowCache, torch.Tensor]:
+        self._live()
         _check(self._model, options)
         ids = torch.as_tensor(input_ids).cpu()
         ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
         if ids.dim() != 1 or not len(ids):
             raise UsageError(f"input_ids has the shape {list(ids.shape)}; pass one sequence, [tokens] or [1, tokens]")
+        if not 0 <= whole(public, "public") <= len(ids):
+            raise UsageError(f"public is {public}; pass how many of the {len(ids)} tokens may be shared")
         held = len(self._ids)
         if not held or held >= len(ids) or not torch.equal(self._ids, ids[:held]):
             self.cache = FlowCache(self._model, self.recipe, prompt=len(ids))
-            self.loaded, self.saved, self._after = 0, None, None
+            self.loaded, self.saved, self._turns = 0, [], []
             if self._space is not None:
-                self._load(self._space, self.cache, ids)
-        return self.cache, ids
+                self._load(self._space, self.cache, ids, public)
+        self._turns.append(len(ids))
+        return self._live(), ids
 
-    def _load(self, space: Space, cache: FlowCache, ids: torch.Tensor) -> None:
-        """Load what the space has of a prompt, all but its last token at most, and have the rest saved."""
-        spec = cache.spec
-        with space.match(ids[:-1], wait=self._wait) as hit:
-            dtype = getattr(torch, spec.dtype)
-            shape = spec.kv_heads, hit.tokens
-            parts = [
-                (torch.empty(*shape, spec.head_dim, dtype=dtype), torch.empty(*shape, spec.v_head_dim, dtype=dtype))
-                for _ in range(spec.layers if hit.tokens else 0)
-            ]
-            self.loaded = hit.load([(k.transpose(0, 1), v.transpose(0, 1)) for k, v in parts]) if hit.tokens else 0
-        if self.loaded:
-            cache.load([(keys[:, : self.loaded], values[:, : self.loaded]) for keys, values in parts])
-        self._after = hit
-        cache.before_settling = lambda: self._save(space, cache, ids)
+    def _load(self, source: Space | Pools, cache: FlowCache, ids: torch.Tensor, public: int) -> None:
+        """Load what is stored of a prompt, but for the tokens whose attention is needed, and have the rest saved."""
+        policies = () if cache.pruner is None else cache.pruner.policies
+        asking = max((each.scorer.window for each in policies if each), default=1)
+        found = load(source, cache.spec, ids[: -max(1, asking)], public, self._wait)
+        self.loaded = found.tokens
+        if found.tokens:
+            cache.load(found.parts)
 
-    def _save(self, space: Space, cache: FlowCache, ids: torch.Tensor) -> None:
-        """Save the prompt's KV, which is exact, as it is until the cache settles."""
-        kv = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in cache.exact()]
-        self.saved = space.save(ids[: cache.tokens], kv, start=self.loaded, after=self._after)
+        def store() -> None:
+            # The KV is as it came until the cache settles, and then in tensors that nobody writes to.
+            self.saved = save(found, ids[: cache.tokens], cache.exact())
+
+        cache.before_settling = store
 
     def _watched(self, cache: FlowCache) -> AbstractContextManager[None]:
         return nullcontext() if cache.pruner is None else watched(self._model, cache.pruner)
-
-
-def _require(model: Any, space: Space) -> None:
-    spec = KVSpec.from_hf(model.config, dtype=model.dtype, block_tokens=space.block_tokens)
-    if spec != space.keyspace.spec:
-        raise KVMismatch(f"the model's KV is {spec}; the space was made for {space.keyspace.spec}")
-    if space.keyspace.plan != "raw" or space.keyspace.recipe:
-        raise UsageError(
-            f"the space has the plan {space.keyspace.plan!r}, and a flow would quantise again what it gives; make one "
-            "with plan='raw'"
-        )
 
 
 def _cache_name(model: Any) -> str:

@@ -257,7 +257,7 @@ def test_a_prompts_exact_blocks_are_shared_and_nothing_else(host, recipe, dtype)
     flow = Flow(model, recipe, space=space)
     sequence = flow.generate(PROMPT, **GREEDY)[0]
     whole = len(PROMPT) // BLOCK
-    assert (flow.loaded, flow.saved.result().blocks, flow.saved.result().refused) == (0, whole, "")
+    assert (flow.loaded, flow.saved[0].result().blocks, flow.saved[0].result().refused) == (0, whole, "")
     flow.generate(torch.cat([sequence, words(9, 100)]), **GREEDY)
     assert stored(space, sequence) == whole * BLOCK, "neither the answer nor the second turn"
     exact = DynamicCache(config=model.config)
@@ -276,11 +276,11 @@ def test_a_loaded_prefix_answers_as_a_computed_one(host, recipe):
     space = space_of(host, model)
     first = Flow(model, recipe, space=space)
     first.generate(PROMPT[:200], max_new_tokens=1)
-    first.saved.result()
+    first.saved[0].result()
     flow = Flow(model, recipe, space=space)
     sequence = flow.generate(PROMPT, **GREEDY)[0]
     assert flow.loaded == 200 // BLOCK * BLOCK
-    assert flow.saved.result().blocks == 300 // BLOCK - 200 // BLOCK
+    assert flow.saved[0].result().blocks == 300 // BLOCK - 200 // BLOCK
     assert sequence.tolist() == Flow(model, recipe).generate(PROMPT, **GREEDY)[0].tolist()
     again = Flow(model, recipe, space=space)
     assert again.generate(PROMPT, **GREEDY)[0].tolist() == sequence.tolist()
@@ -293,7 +293,7 @@ def test_a_prompt_in_chunks_is_computed_on_exact_kv(host):
     space = space_of(host, model)
     flow = Flow(model, PRUNED, space=space)
     assert flow.generate(PROMPT, prefill_chunk_size=70, **GREEDY)[0].tolist() == whole.tolist()
-    assert flow.saved.result().blocks == 300 // BLOCK
+    assert flow.saved[0].result().blocks == 300 // BLOCK
 
 
 def test_what_cannot_be_is_refused(host):

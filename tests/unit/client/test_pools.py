@@ -38,6 +38,10 @@ def empty(tokens: int) -> np.ndarray:
     return np.zeros((3, 2, tokens, 2, 8), np.float32)
 
 
+def found(tokens: int, public: int, edge: int = EDGE) -> Pooled:
+    return Pooled(tokens, public, edge, None)
+
+
 def saved(pool: Pools, ids: list[int], kv, public: int = len(SYSTEM)) -> Pooled:
     loaded = pool.load(ids, empty(len(ids)), public)
     assert all(not done.result(10.0).refused for done in pool.save(ids, kv, loaded))
@@ -47,12 +51,12 @@ def saved(pool: Pools, ids: list[int], kv, public: int = len(SYSTEM)) -> Pooled:
 def test_the_system_prompt_is_everybodys_and_the_rest_the_sessions(pools):
     kv = kv_of(len(PROMPT))
     alice, bob = pools("alice's secret"), pools("bob's secret")
-    assert saved(alice, PROMPT, kv) == Pooled(0, 0, EDGE)
+    assert saved(alice, PROMPT, kv) == found(0, 0)
     out = empty(len(PROMPT))
-    assert alice.load(PROMPT, out, len(SYSTEM)) == Pooled(20, EDGE, EDGE)
+    assert alice.load(PROMPT, out, len(SYSTEM)) == found(20, EDGE)
     assert np.array_equal(out[:, :, :20], kv[:, :, :20])
     out = empty(len(PROMPT))
-    assert bob.load(PROMPT, out, len(SYSTEM)) == Pooled(EDGE, EDGE, EDGE)
+    assert bob.load(PROMPT, out, len(SYSTEM)) == found(EDGE, EDGE)
     assert np.array_equal(out[:, :, :EDGE], kv[:, :, :EDGE])
     assert not out[:, :, EDGE:].any()
 
@@ -77,14 +81,14 @@ def test_own_blocks_follow_only_what_they_were_computed_on(pools):
     alice.load(elsewhere, out, 10)
     assert np.array_equal(out[:, :, :20], kv_of(len(elsewhere), 1)[:, :, :20])
     nothing_public = alice.load(PROMPT, empty(len(PROMPT)), 0)
-    assert nothing_public == Pooled(0, 0, 0)
+    assert nothing_public == found(0, 0, 0)
 
 
 def test_without_the_public_part_nothing_own_is_loaded(pools):
     alice = pools("alice's secret")
     saved(alice, PROMPT, kv_of(len(PROMPT)))
     alice.public.evict(PROMPT[:EDGE], start=4)
-    assert alice.load(PROMPT, empty(len(PROMPT)), len(SYSTEM)) == Pooled(4, 4, EDGE)
+    assert alice.load(PROMPT, empty(len(PROMPT)), len(SYSTEM)) == found(4, 4)
     assert saved(alice, PROMPT, kv_of(len(PROMPT))).tokens == 4
     assert alice.load(PROMPT, empty(len(PROMPT)), len(SYSTEM)).tokens == 20
 
@@ -93,10 +97,10 @@ def test_a_conversation_grows(pools):
     alice, longer = pools("alice's secret"), PROMPT + list(range(30, 40))
     saved(alice, PROMPT, kv_of(len(longer))[:, :, : len(PROMPT)])
     again = alice.load(longer, empty(len(longer)), len(SYSTEM))
-    assert again == Pooled(20, EDGE, EDGE)
+    assert again == found(20, EDGE)
     assert [done.result(10.0).blocks for done in alice.save(longer, kv_of(len(longer)), again)] == [3]
     out = empty(len(longer))
-    assert alice.load(longer, out, len(SYSTEM)) == Pooled(32, EDGE, EDGE)
+    assert alice.load(longer, out, len(SYSTEM)) == found(32, EDGE)
     assert np.array_equal(out[:, :, :32], kv_of(len(longer))[:, :, :32])
 
 
