@@ -25,8 +25,8 @@ from kvtier.errors import ConfigError
 from kvtier.spec import KVSpec
 
 ACCURACY = {"exact": 0.0, "high": 0.001, "good": 0.01, "low": 0.1}
-"""Nats a token that the predictions may move. On SmolLM2-135M the most probable token then stays the same in all, about
-99 %, 97 % and 88 % of the positions."""
+"""Nats a token that the predictions may move. `docs/advisor.md` has how often the most probable token then stays the
+same."""
 
 
 @dataclass(frozen=True, slots=True)
