@@ -83,6 +83,9 @@ def test_layers(said):
         assert 0 < said[f"{third}, int4"][1] < said[f"{third}, int2"][1]
     assert said["layered"][0] == said["layered, raw below"][0] > said["int8"][0]
     assert said["layered"][1] > said["int8"][1]
+    distances = said["a layer from the best multiple of the one below"]
+    assert len(distances) == 6
+    assert min(distances) > 90
 
 
 def test_sharing(said):
