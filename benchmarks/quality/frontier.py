@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from benchmarks.quality.measure import Result
 
 WAYS = ("a plan alone", "pruning alone", "both")
+EQUAL = 1.01
+"""Sizes that differ by less than this are the same."""
 
 
 def way(one: Result) -> str:
@@ -33,7 +35,7 @@ def crossing(results: Sequence[Result]) -> float | None:
         for one in results
         if way(one) == WAYS[0]
         and not any(
-            other.share <= one.share and _loss(other) < _loss(one) for other in results if way(other) != WAYS[0]
+            other.share <= EQUAL * one.share and _loss(other) < _loss(one) for other in results if way(other) != WAYS[0]
         )
     ]
     return 1 / min(ahead) if ahead else None
