@@ -10,6 +10,7 @@ SmolLM2-135M-Instruct in float32 on one thread; texts are those of `benchmarks/q
   256 tokens of a text, 32 in a call, so that what ages and what leaves does so between them.
 * `flow.prune_share`: what pruning a cache of 8,192 tokens takes, looking at attention included, over decoding the 100
   tokens between two prunings (`snap_kv(0.7)`); `.mass`: the same where attention is summed over all queries (`h2o`).
+* `flow.step`: how much longer a step takes than with a DynamicCache in float32, 4,096 tokens, default recipe.
 
 `--recipe`, as often as wanted: these in place of the table's. `--smoke`: 512 tokens, one text, two recipes.
 """
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from benchmarks._harness import Figure, emit, parser, seconds
+from benchmarks._harness import Figure, emit, paired, parser, seconds
 from benchmarks.quality.interval import Mean, mean
 from benchmarks.quality.model import load
 from benchmarks.quality.texts import texts
@@ -33,10 +34,12 @@ from kvtier.flow.rows import Part
 from kvtier.pruning import watched
 
 RECIPES = {
+    "default": "default",
     "raw": "raw",
     "int8": "int8",
     "k8v4": "k8v4",
     "int4": "int4",
+    "int4_recent256": "int4;recent:256",
     "int3": "int3",
     "int8_snap5": "int8*snap_kv(0.5)",
     "int4_snap7": "int4*snap_kv(0.7)",
@@ -126,6 +129,20 @@ def prune_share(model: Any, policy: str, passage: Passage, held: int, steps: int
     return Figure(name, round(share, 4), "share", "lower", extra)
 
 
+def step(model: Any, passage: Passage) -> Figure:
+    """One token after another, in turn over the one cache and the other."""
+    flow, native = begun(model, "default", passage), DynamicCache(config=model.config)
+    for layer, (keys, values) in zip(native.layers, passage.kv, strict=True):
+        layer.lazy_initialization(keys[None], values[None])
+        layer.keys, layer.values = keys[None], values[None]
+    token = passage.last[:1]
+    ratios = paired(
+        lambda: run(model, native, token, native.get_seq_length()),
+        {"flow": lambda: run(model, flow, token, flow.tokens)},
+    )
+    return ratios["flow"].overhead("flow.step", tokens=flow.tokens)
+
+
 class Clock:
     """A function, and how long it took in all."""
 
@@ -156,6 +173,7 @@ def figures(recipes: dict[str, str], *, smoke: bool) -> Iterator[Figure]:
         yield Figure(f"flow.top1.4k.{name}", round(top.value, 4), "share", "higher", _interval(top))
     for policy in ("snap_kv(0.7)", "h2o(0.7)"):
         yield prune_share(model, policy, read[0], held, steps)
+    yield step(model, read[0])
 
 
 def _interval(found: Mean) -> dict[str, object]:
