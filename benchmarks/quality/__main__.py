@@ -2,7 +2,8 @@
 
 Figures: `quality.STRATEGY.kl`, `.dnll`, `.top1`, `.keep`, `.bits` and `.share` of every named plan, of every pruning
 preset at several budgets, of both together, and of every `--strategy`; with `--save` or `--docs` also how fast the
-plans' codecs are. A run over all 12 texts takes a quarter of an hour; `--quick` reads one text of each kind.
+plans' codecs are. A run over all 12 texts takes some 23 minutes of one core's time; `--quick`, one text of
+each kind, four.
 """
 
 from __future__ import annotations

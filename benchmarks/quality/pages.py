@@ -92,7 +92,7 @@ def _recipes(results: Sequence[Result]) -> str:
 def _held(results: Sequence[Result]) -> str:
     """By the bytes, the fewest last."""
     rows = [
-        [f"`{one.name}`", f"{one.keep:.0%}", f"{one.share:.1%}", *losses(one)]
+        [f"`{one.name}`", _percent(one.keep), f"{one.share:.1%}", *losses(one)]
         for one in sorted(results, key=lambda one: -one.share)
     ]
     return _table(["", "tokens kept", "bytes", *_HEAD], rows)
@@ -106,21 +106,24 @@ def _budgets(results: Sequence[Result]) -> str:
         if abs(near - one.keep) < 0.01:
             rows.setdefault(one.name.partition("(")[0], {})[near] = f"{one.mean('kl').value:.4f}"
     ordered = sorted(rows.items(), key=lambda row: row[1].get(BUDGETS[1], ""))
-    head = ["KL, nats a token", *(f"{keep:.1%}".replace(".0%", "%") for keep in BUDGETS)]
+    head = ["KL, nats a token", *(_percent(keep) for keep in BUDGETS)]
     return _table(head, [[f"`{name}`", *(row.get(keep, "") for keep in BUDGETS)] for name, row in ordered])
 
 
 def _frontier(results: Sequence[Result]) -> str:
-    """What is best for how few bytes, and from where on pruning is part of it."""
-    rows = []
-    for times in TIMES:
-        found = [
-            "" if one is None else f"{one.mean('kl').value:.4f} `{one.name}`" for one in best(results, times).values()
-        ]
-        rows.append([f"{times:g}", *found])
+    """What is best for how few bytes, and from where on pruning is part of it; other recipes by their letters."""
+    recipes = (one.name for one in results if one.strategy.group == OWN)
+    letters = dict(zip(recipes, LETTERS, strict=False))
+
+    def cell(one: Result | None) -> str:
+        if one is None:
+            return ""
+        return f"{one.mean('kl').value:.5f} {letters.get(one.name) or f'`{one.name}`'}"
+
+    rows = [[f"{times:g}", *(cell(one) for one in best(results, times).values())] for times in TIMES]
     until = crossing(results)
     said = "" if until is None else f"\nPlans alone are ahead until {until:.1f} times smaller.\n"
-    return _table(["times smaller", *WAYS], rows) + said
+    return _table(["times smaller", *(f"KL: {its}" for its in WAYS)], rows) + said
 
 
 def _kinds(results: Sequence[Result]) -> str:
@@ -132,3 +135,7 @@ def _kinds(results: Sequence[Result]) -> str:
 def _speeds(speeds: Sequence[Speed]) -> str:
     rows = [[f"`{one.plan}`", f"{one.encode:.2f}", f"{one.decode:.2f}", f"{one.block_nbytes:,}"] for one in speeds]
     return _table(["plan", "encode", "decode", "bytes of a block"], rows)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace(".0%", "%")
