@@ -6,7 +6,8 @@ A strategy is recommended when
     KL, mean + half of its 95 % interval                              <= the bound of the accuracy
 
 and no other one of these loses no more and takes no more bytes. They are ranked by that KL, to two significant digits;
-of equals the one with fewer bytes, then the faster decode, comes first. Bytes are exact for the model that is asked
+of equals the one with fewer bytes, then the faster decode, comes first. Strategies that may lose more than was measured
+(`Candidate.cautions`) come last, and rule out no others. Bytes are exact for the model that is asked
 about; KL is that of the model that was measured. With more memory, or a looser bound, none that was recommended leaves.
 """
 
@@ -57,18 +58,18 @@ class Candidate:
         return self.strategy.loss
 
     @property
-    def rank(self) -> tuple[float, int, float]:
+    def rank(self) -> tuple[bool, float, int, float]:
         """The smaller, the better."""
-        return float(f"{self.loss:.1e}"), self.nbytes, -(self.decode or 0.0)
-
-    def beats(self, other: Candidate) -> bool:
-        """It loses no more and takes no more, and is not the same in both."""
-        return self.loss <= other.loss and self.nbytes <= other.nbytes and self.cost != other.cost
+        return bool(self.cautions), float(f"{self.loss:.1e}"), self.nbytes, -(self.decode or 0.0)
 
     @property
-    def cost(self) -> tuple[float, int]:
-        """What it loses and what it takes."""
-        return self.loss, self.nbytes
+    def cost(self) -> tuple[float, int, bool]:
+        """What it loses, what it takes, and whether it may lose more."""
+        return self.loss, self.nbytes, bool(self.cautions)
+
+    def beats(self, other: Candidate) -> bool:
+        """It costs no more in anything, and less in something."""
+        return self.cost != other.cost and all(mine <= its for mine, its in zip(self.cost, other.cost, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def _cautions(footprint: Footprint, max_len: int, measured: Measured) -> tuple[s
 
 def _front(allowed: Sequence[Candidate]) -> list[Candidate]:
     """Those that no other one beats; of several that cost the same, the fastest."""
-    fastest: dict[tuple[float, int], Candidate] = {}
+    fastest: dict[tuple[float, int, bool], Candidate] = {}
     for one in allowed:
         if one.cost not in fastest or one.rank < fastest[one.cost].rank:
             fastest[one.cost] = one
@@ -198,8 +199,10 @@ def _front(allowed: Sequence[Candidate]) -> list[Candidate]:
 
 def _ranked(front: Sequence[Candidate]) -> tuple[Verdict, ...]:
     verdicts = []
+    sure = all(front[0].loss <= one.loss for one in front)
     for place, one in enumerate(front):
-        why, reason = ("choice", _compared(one, front[0])) if place else ("best", "loses least of what fits")
+        best = "loses least of what fits" if sure else "loses least of what fits and needs no caution"
+        why, reason = ("choice", _compared(one, front[0])) if place else ("best", best)
         verdicts.append(Verdict(one, why, "; ".join((reason, *one.cautions))))
     return tuple(verdicts)
 

@@ -104,7 +104,23 @@ def test_what_may_lose_more_than_was_measured_says_so(tmp_path):
     assert reasons[0] == "loses least of what fits; K per token breaks some models, measure yours"
     assert reasons[1].endswith("KL 0.001 more; measured with 128 of 1,024 tokens as they are")
     short = recommend(1024, None, measured=known).ranked
-    assert [verdict.candidate.cautions for verdict in short][1] == ()
+    assert [verdict.candidate.strategy.name for verdict in short] == ["mixed", "token"]
+    assert short[0].candidate.cautions == ()
+
+
+def test_what_may_lose_more_comes_last_and_rules_out_nothing_else(tmp_path):
+    """`mixed` has fewer bytes and a smaller KL than `int8`, but not of this context; of 1,024 tokens it has."""
+    known = read(
+        tmp_path / "m.json",
+        strategy("mixed", "mixed", kl=[0.001, 0.0]),
+        strategy("int8", "int8", kl=[0.002, 0.0]),
+        strategy("layered", "layered", kl=[0.003, 0.0]),
+    )
+    advice = recommend(64_000, None, measured=known)
+    assert names(advice.ranked) == ["int8", "mixed"]
+    assert advice.ranked[0].reason == "loses least of what fits and needs no caution"
+    assert why(advice, "layered") == ("dominated", "int8 loses no more and takes no more")
+    assert names(recommend(1024, None, measured=known).ranked) == ["mixed"]
 
 
 def test_ties_go_to_fewer_bytes_then_to_speed(tmp_path):
@@ -129,7 +145,7 @@ def test_ties_go_to_fewer_bytes_then_to_speed(tmp_path):
     assert why(advice, "unknown") == ("dominated", "fast costs the same, and is faster")
 
 
-plans = st.sampled_from(["raw", "int8", "k8v4", "int4", "int3", "layered"])
+plans = st.sampled_from(["raw", "int8", "k8v4", "int4", "int3", "layered", "mixed", "int8/token/sym"])
 losses = st.sampled_from([0.0, 0.0002, 0.00021, 0.004, 0.0041, 0.05]) | st.floats(0, 0.2)
 
 

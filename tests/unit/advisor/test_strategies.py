@@ -101,12 +101,9 @@ def test_a_table_that_is_not_there(tmp_path):
 def test_the_bytes_that_were_measured_are_those_that_are_computed():
     """Of kvtier's own table: the benchmark counted the bodies that it encoded; here layouts are added up."""
     measured = read_measured()
-    spec, compared = spec_of("smollm2-135m", 64), 0
+    spec = spec_of("smollm2-135m", 64)
     for one in measured.strategies:
-        if one.keep_layers or one.keep == 1 or one.plan == "raw":
-            computed = Footprint(spec, one.storage(spec.layers, page_tokens=1)).share(measured.context)
-            assert computed == pytest.approx(one.share, rel=0.005), one.name
-            compared += 1
-    assert compared > 20
+        computed = Footprint(spec, one.storage(spec.layers, page_tokens=1)).share(measured.context)
+        assert computed == pytest.approx(one.share, rel=0.005), one.name
     assert {"raw", "int8", "k8v4", "int4", "int3", "layered", "mixed"} <= {one.name for one in measured.strategies}
     assert all(measured.speed_of(plan) for plan in ("int8", "k8v4", "int4", "int3"))
