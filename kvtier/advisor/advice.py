@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from kvtier.advisor.footprint import NATIVE, Footprint, Storage
+from kvtier.advisor.footprint import LONGEST, NATIVE, Footprint, Storage
 from kvtier.advisor.models import spec_of
 from kvtier.advisor.recommend import Advice, Verdict, recommend
 from kvtier.advisor.strategies import Measured, read_measured
@@ -104,9 +104,10 @@ def advise(question: Question) -> Answer:
         ConfigError: no such model, plan or accuracy; a number out of range; a bad file of measurements.
         UnsupportedKV: the model does not keep one KV entry for every token.
     """
-    if question.context < 1 or question.batch < 1:
+    if not 1 <= question.context <= LONGEST or question.batch < 1:
         raise ConfigError(
-            f"context is {question.context} and batch {question.batch}; write 1 or more tokens, and 1 or more sequences"
+            f"context is {question.context} and batch {question.batch}; write 1 to {LONGEST:,} tokens, and 1 or more "
+            "sequences"
         )
     spec = spec_of(question.model, BLOCK_TOKENS)
     measured = read_measured(question.measured)

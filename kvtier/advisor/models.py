@@ -6,8 +6,9 @@ import difflib
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from kvtier.errors import ConfigError
+from kvtier.errors import ConfigError, UnsupportedKV
 from kvtier.spec import KVSpec
 
 SHAPES = {
@@ -70,9 +71,25 @@ ALIASES = {
 OLDER = {
     "num_hidden_layers": ("n_layer", "n_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
-    "hidden_size": ("n_embd", "d_model"),
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_key_value_heads": ("kv_n_heads",),
 }
-"""Names that the config.json of older models (GPT-2, GPT-J, BLOOM, MPT) has for these."""
+"""Names that the config.json of older models (GPT-2, GPT-J, BLOOM, MPT, DBRX) has for these."""
+OTHERWISE = (
+    "attention_chunk_size",
+    "attn_layer_indices",
+    "attn_layer_period",
+    "attn_type_list",
+    "block_types",
+    "cross_attention_layers",
+    "full_attention_interval",
+    "full_attn_idxs",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "linear_attn_config",
+)
+"""Fields by which some layers keep other KV, or none: chunked, linear or cross-attention, state spaces (Llama 4, Jamba,
+Qwen3-Next, Nemotron-H, Mllama); for files without `layer_types`."""
 
 
 def spec_of(model: str, block_tokens: int) -> KVSpec:
@@ -91,13 +108,11 @@ def spec_of(model: str, block_tokens: int) -> KVSpec:
     if model in LATENTS:
         layers, latent = LATENTS[model]
         return KVSpec(layers, 1, latent, "bfloat16", block_tokens=block_tokens, mla=True)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        path /= "config.json"
-    if not path.is_file():
+    path = _file(model)
+    if path is None:
         if "/" in model or model.endswith(".json"):
             raise ConfigError(
-                f"there is no file {path}; pass the path of a Hugging Face config.json, or a model's name"
+                f"there is no config.json at {model}; pass the path of a Hugging Face config.json, or a model's name"
             )
         names = [*SHAPES, *LATENTS, *ALIASES]
         near = difflib.get_close_matches(model.lower(), names, 1, 0)[0]
@@ -107,13 +122,39 @@ def spec_of(model: str, block_tokens: int) -> KVSpec:
     return _from_file(path, block_tokens)
 
 
+def _file(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        path = path / "config.json" if path.is_dir() else path
+        return path if path.is_file() else None
+    except (OSError, RuntimeError):  # a name too long, no such user
+        return None
+
+
 def _from_file(path: Path, block_tokens: int) -> KVSpec:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         known = {**raw, **(raw.get("text_config") or {})}
-        older = {name: known[other] for name, others in OLDER.items() for other in others if other in known}
-        text = SimpleNamespace(**older | known)
-        dtype = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None) or "bfloat16"
-        return KVSpec.from_hf(text, dtype=dtype, block_tokens=block_tokens)
-    except (OSError, ValueError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as exc:
         raise ConfigError(f"{path} is no Hugging Face config.json: {exc}") from exc
+    try:
+        return _from_fields(known, block_tokens)
+    except AttributeError as exc:
+        raise ConfigError(f"{path} has no {exc.name}; write it there") from exc
+    except (ConfigError, ValueError, TypeError, ZeroDivisionError) as exc:
+        raise ConfigError(f"{path} does not say the shape of a model's KV: {exc}") from exc
+
+
+def _from_fields(known: dict[str, Any], block_tokens: int) -> KVSpec:
+    attention = known.get("attn_config")
+    named = {**attention, **known} if isinstance(attention, dict) else known
+    older = {name: named[other] for name, others in OLDER.items() for other in others if other in named}
+    otherwise = next((name for name in OTHERWISE if known.get(name)), None)
+    if otherwise and not known.get("layer_types"):
+        raise UnsupportedKV(
+            f"by its {otherwise} not all of the model's layers keep one KV entry a token; use a model whose layers are "
+            "all of full attention"
+        )
+    text = SimpleNamespace(**older | known)
+    dtype = known.get("dtype") or known.get("torch_dtype") or "bfloat16"
+    return KVSpec.from_hf(text, dtype=dtype, block_tokens=block_tokens)

@@ -42,16 +42,17 @@ def _head(answer: Answer) -> Iterator[str]:
         f"{question.model}: {spec.layers} layers, {shape}, {spec.dtype}: {nbytes(spec.token_nbytes)} a token, "
         f"{nbytes(spec.token_nbytes / spec.layers)} of it in each layer"
     )
-    yield f"{question.context:,} tokens, {_sequences(question.batch)}, pages of {question.page_tokens} tokens"
+    pages = f"pages of {_count(question.page_tokens, 'token')}"
+    yield f"{_count(question.context, 'token')}, {_count(question.batch, 'sequence')}, {pages}"
 
 
-def _sequences(count: int) -> str:
-    return f"{count:,} sequence{'s' * (count != 1)}"
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _memory(answer: Answer) -> Table:
     question = answer.question
-    columns = ["bits", "a token", "a sequence", *([_sequences(question.batch)] if question.batch > 1 else [])]
+    columns = ["bits", "a token", "a sequence", *([_count(question.batch, "sequence")] if question.batch > 1 else [])]
     columns += [f"{length:,}" for length in LENGTHS]
     if question.memory is not None:
         columns += [f"in {nbytes(question.memory)}", "or"]
@@ -70,25 +71,36 @@ def _cells(row: Row, answer: Answer) -> Iterator[str]:
         yield nbytes(question.batch * row.held)
     yield from map(nbytes, row.lengths)
     if question.memory is not None:
-        yield "any length" if row.longest is None else f"{row.longest:,} tokens"
-        yield _sequences(row.sequences or 0)
+        yield "any length" if row.longest is None else _count(row.longest, "token")
+        yield _count(row.sequences or 0, "sequence")
 
 
 def _prompt(answer: Answer) -> Iterator[str]:
-    native = answer.rows[0]
-    if len(answer.rows) > 1:
-        yield f"A prompt of that length takes {nbytes(native.held)} while it is computed, and then what its row says."
+    held, memory = answer.rows[0].held, answer.question.memory
+    if memory is not None and held > memory:
+        yield (
+            f"A prompt of that length takes {nbytes(held)} while it is computed, and there is {nbytes(memory)}: what "
+            "fits is for sequences that grow to it."
+        )
+    elif len(answer.rows) > 1:
+        yield f"A prompt of that length takes {nbytes(held)} while it is computed, and then what its row says."
 
 
 def _recommended(answer: Answer) -> Table:
-    table = _table("take", "memory", "of native", "KL, nats a token", "same top token", "decode", BECAUSE)
+    speeds = _speeds(answer)
+    columns = ("take", "memory", "of native", "KL, nats a token", "same top token")
+    table = _table(*columns, *(["decode"] * speeds), BECAUSE)
     for verdict in answer.advice.ranked[:SHOWN]:
         one = verdict.candidate
         strategy = one.strategy
         cells = (strategy.name, nbytes(one.nbytes), f"{100 * one.share:.0f} %", _interval(strategy.kl, "{:.5f}"))
         top1 = _interval(tuple(None if value is None else 100 * value for value in strategy.top1), "{:.1f}")
-        table.add_row(*cells, f"{top1} %", _speed(one), verdict.reason)
+        table.add_row(*cells, f"{top1} %", *([_speed(one)] * speeds), verdict.reason)
     return table
+
+
+def _speeds(answer: Answer) -> bool:
+    return any(verdict.candidate.decode for verdict in answer.advice.ranked[:SHOWN])
 
 
 def _interval(interval: tuple[float | None, ...], form: str) -> str:
@@ -109,7 +121,7 @@ def _below(answer: Answer) -> Iterator[str]:
         yield f"{left} more: --json has them"
     yield from _ruled_out(advice.ruled_out)
     yield ""
-    if any(verdict.candidate.decode for verdict in advice.ranked):
+    if _speeds(answer):
         yield "Decode: so many times the speed of copying the KV as it is."
     yield f"Loss is that of {answer.measured.source}; yours may lose more or less."
     yield "Measure it: python -m benchmarks.quality --model FOLDER --save FILE, then --measured FILE."

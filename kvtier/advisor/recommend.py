@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtier.advisor.footprint import Footprint
+from kvtier.advisor.footprint import LONGEST, Footprint, Storage
 from kvtier.advisor.models import spec_of
 from kvtier.advisor.report import nbytes
 from kvtier.advisor.strategies import Measured, Strategy, read_measured
@@ -38,6 +38,7 @@ class Candidate:
         strategy: as it was measured.
         nbytes: the most that all sequences hold.
         held: that they hold at the end.
+        prompt: that they hold while the last one's prompt of this length is computed, whose KV is whole until then.
         share: that is of the whole KV as it is.
         longest: tokens that so many sequences could have in the memory; None when any number fits, or none was given.
         decode: speed, as `Speed` has it; None when it was not measured.
@@ -47,6 +48,7 @@ class Candidate:
     strategy: Strategy
     nbytes: int
     held: int
+    prompt: int
     share: float
     longest: int | None
     decode: float | None
@@ -134,17 +136,28 @@ def recommend(
     for name, value in {"max_len": max_len, "batch": batch, "memory": 1 if memory is None else memory}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be 1 or more")
+    if max_len > LONGEST:
+        raise ConfigError(f"max_len is {max_len}; it must be {LONGEST:,} or less")
     spec = spec_of(model, 64) if isinstance(model, str) else model
     measured, bound = measured or read_measured(), bound_of(accuracy)
+    whole = Footprint(spec, Storage(page_tokens=page_tokens)).held(max_len)
 
     def candidate(strategy: Strategy) -> Candidate:
-        footprint = Footprint(spec, strategy.storage(spec.layers, page_tokens))
+        try:
+            footprint = Footprint(spec, strategy.storage(spec.layers, page_tokens))
+        except ConfigError as exc:
+            raise ConfigError(f"strategy {strategy.name!r} does not suit this model: {exc}") from exc
         speed = measured.speed_of(strategy.plan)
-        most, held = batch * footprint.most(max_len), batch * footprint.held(max_len)
-        longest = None if memory is None else footprint.longest(memory, batch)
-        decode = speed.decode if speed else None
+        most = footprint.most(max_len)
         return Candidate(
-            strategy, most, held, footprint.share(max_len), longest, decode, _cautions(footprint, max_len, measured)
+            strategy,
+            nbytes=batch * most,
+            held=batch * footprint.held(max_len),
+            prompt=(batch - 1) * most + max(most, whole),
+            share=footprint.share(max_len),
+            longest=None if memory is None else footprint.longest(memory, batch),
+            decode=speed.decode if speed else None,
+            cautions=_cautions(footprint, max_len, measured),
         )
 
     candidates = [candidate(strategy) for strategy in measured.strategies]
@@ -153,7 +166,7 @@ def recommend(
     front = sorted(_front(allowed), key=lambda one: one.rank)
     ruled_out = [_ruled_out(one, front, memory, bound) for one in candidates if one not in front]
     nearest = () if front else _nearest(candidates, limit, batch, bound)
-    return Advice(max_len, batch, memory, bound, _ranked(front), tuple(ruled_out), nearest)
+    return Advice(max_len, batch, memory, bound, _ranked(front, limit), tuple(ruled_out), nearest)
 
 
 def bound_of(accuracy: str | float) -> float:
@@ -182,6 +195,8 @@ def _cautions(footprint: Footprint, max_len: int, measured: Measured) -> tuple[s
     said = []
     if any(key.bits and key.granularity != "channel" for key in keys):
         said.append("K per token breaks some models, measure yours")
+    if footprint.spec.mla and (any(key.bits for key in keys) or footprint.storage.keep != 1.0):
+        said.append("measured on K and V of heads, not on a latent")
     recent = footprint.recent
     if recent and max_len > measured.context:
         said.append(f"measured with {recent:,} of {measured.context:,} tokens as they are")
@@ -197,22 +212,21 @@ def _front(allowed: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in fastest.values() if not any(other.beats(one) for other in allowed)]
 
 
-def _ranked(front: Sequence[Candidate]) -> tuple[Verdict, ...]:
+def _ranked(front: Sequence[Candidate], memory: float) -> tuple[Verdict, ...]:
     verdicts = []
     sure = all(front[0].loss <= one.loss for one in front)
     for place, one in enumerate(front):
         best = "loses least of what fits" if sure else "loses least of what fits and needs no caution"
-        why, reason = ("choice", _compared(one, front[0])) if place else ("best", best)
-        verdicts.append(Verdict(one, why, "; ".join((reason, *one.cautions))))
+        why, what = ("choice", _compared(one, front[0])) if place else ("best", best)
+        reason = f"{what}: KL up to {nats(one.loss)}"
+        prompt = [f"{nbytes(one.prompt)} while a prompt that long is computed"] if one.prompt > memory else []
+        verdicts.append(Verdict(one, why, "; ".join((reason, *prompt, *one.cautions))))
     return tuple(verdicts)
 
 
 def _compared(one: Candidate, best: Candidate) -> str:
-    memory, loss = one.nbytes / best.nbytes - 1, one.loss - best.loss
-    return (
-        f"{100 * abs(memory):.0f} % {'more' if memory > 0 else 'less'} memory than the first, "
-        f"KL {nats(abs(loss))} {'more' if loss > 0 else 'less'}"
-    )
+    memory = one.nbytes / best.nbytes - 1
+    return f"{100 * abs(memory):.0f} % {'more' if memory > 0 else 'less'} memory than the first"
 
 
 def _ruled_out(one: Candidate, front: Sequence[Candidate], memory: int | None, bound: float) -> Verdict:

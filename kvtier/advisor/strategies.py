@@ -25,10 +25,13 @@ from kvtier.errors import ConfigError
 FORMAT = 1
 DEFAULT = Path(__file__).parent / "measured" / "smollm2-135m.json"
 """Of SmolLM2-135M-Instruct."""
+NOISE = 0.001
+"""Nats a token that rounding may take a divergence below 0."""
 AGAIN = "write one with: python -m benchmarks.quality --save FILE"
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(gt=0)]
 Interval = tuple[float, float | None]
 """A mean, and half the width of its 95 % interval; None when there was one text."""
 
@@ -58,7 +61,7 @@ class Speed(msgspec.Struct, frozen=True):
     plan: str
     encode: Positive
     decode: Positive
-    block_nbytes: Annotated[int, Meta(gt=0)]
+    block_nbytes: Count
     what: str
 
 
@@ -125,9 +128,9 @@ class Measured(msgspec.Struct, frozen=True):
     format: int
     model: str
     date: str
-    context: int
-    tokens: int
-    texts: list[Text]
+    context: Count
+    tokens: Count
+    texts: Annotated[list[Text], Meta(min_length=1)]
     strategies: list[Strategy]
     speed: list[Speed]
 
@@ -185,6 +188,10 @@ def _wrong(strategy: Strategy) -> str | None:
         mean, half = getattr(strategy, metric)
         if not math.isfinite(mean) or not math.isfinite(half or 0.0) or (half or 0.0) < 0:
             return f"{metric} is {mean}, {half}; it is a mean and half of its interval"
+    if strategy.kl[0] < -NOISE:
+        return f"kl is {strategy.kl[0]}; a divergence is not below 0"
+    if not 0 <= strategy.top1[0] <= 1:
+        return f"top1 is {strategy.top1[0]}; it is a share, from 0 to 1"
     try:
         parse_plan(strategy.plan)
     except ConfigError as exc:

@@ -322,7 +322,8 @@ def advise(
 
     from kvtier.advisor.page import WIDTH, page_of
 
-    Console(highlight=False, width=max(WIDTH, Console().width)).print(page_of(answer))
+    console = Console(highlight=False, markup=False, emoji=False, width=max(WIDTH, Console().width))
+    console.print(page_of(answer))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -60,7 +60,7 @@ def test_a_page_to_read(measured):
     native = "16.00 128 KiB 4 GiB 64 GiB 126 MiB 1.22 GiB 12.2 GiB 12,288 tokens 6 sequences"
     assert row(said, "native") == native.split()
     assert row(said, "int4, keep 0.7")[:7] == ["4.39", "24.6", "KiB", "787", "MiB", "12.3", "GiB"]
-    assert "A prompt of that length takes 4 GiB while it is computed" in said
+    assert "A prompt of that length takes 4 GiB while it is computed, and then what its row says." in said
     taken = "int4  17.6 GiB       27 %  0.00405 ± 0.00173    97.8 ± 0.2 %    1.20  loses least of what fits"
     assert taken in said
     assert "6 ruled out, too large; k8v4: needs 25.3 GiB, and there is 24 GiB" in said
@@ -75,6 +75,21 @@ def test_without_memory_everything_accurate_enough_is_shown(measured):
     for plan, share in {"raw": "100", "int8": "52", "k8v4": "39", "int4": "27"}.items():
         assert row(said, f"{plan} ")[2:4] == [share, "%"]
     assert "2 ruled out, no better than another; fp8: k8v4 loses no more and takes no more" in said
+
+
+def test_a_prompt_that_does_not_fit_is_said(measured):
+    said = text(ask(measured, memory=2 * GIB))
+    assert "takes 4 GiB while it is computed, and there is 2 GiB: what fits is for sequences that grow to it." in said
+    assert "while it is computed" not in text(ask(measured, memory=4 * GIB)), "nothing but native is shown"
+
+
+def test_one_of_something(measured):
+    assert "1 token, 1 sequence, pages of 1 token\n" in text(ask(measured, context=1, page_tokens=1))
+
+
+def test_no_column_of_speeds_without_any(tmp_path, measured):
+    assert "decode" in text(ask(measured))
+    assert "ecode" not in text(ask(write(tmp_path / "m.json", table() | {"speed": []})))
 
 
 def test_when_nothing_fits_it_says_what_to_change(measured):
@@ -124,6 +139,7 @@ def test_for_machines(measured):
         ({"model": "lama"}, "no model 'lama'"),
         ({"context": 0}, "context is 0 and batch 1"),
         ({"batch": -1}, "batch -1"),
+        ({"context": 10**400}, "write 1 to 1,099,511,627,776 tokens"),
         ({"memory": 0}, "memory is 0"),
         ({"accuracy": "fine"}, "no accuracy 'fine'"),
         ({"page_tokens": 0}, "Storage.page_tokens is 0"),

@@ -61,7 +61,8 @@ def test_the_text_part_of_a_config(tmp_path):
     [
         {"n_layer": 6, "n_head": 8, "n_embd": 256},  # GPT-2, GPT-J
         {"n_layers": 6, "n_heads": 8, "d_model": 256},  # MPT
-        {"n_layer": 6, "num_attention_heads": 8, "hidden_size": 256},  # BLOOM
+        {"n_layer": 6, "num_attention_heads": 8, "n_embed": 256},  # BLOOM
+        {"n_layers": 6, "n_heads": 16, "d_model": 512, "attn_config": {"kv_n_heads": 8}},  # DBRX
     ],
 )
 def test_configs_of_older_models(tmp_path, older):
@@ -77,6 +78,48 @@ def test_a_model_whose_kv_is_not_one_entry_a_token_is_refused(tmp_path):
     raw = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512, "dtype": "bfloat16"}
     path.write_text(json.dumps(raw | {"layer_types": ["full_attention", "sliding_attention"]}))
     with pytest.raises(UnsupportedKV, match="sliding_attention"):
+        spec_of(str(path), 64)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"attention_chunk_size": 8192},  # Llama 4
+        {"attn_layer_period": 8, "attn_layer_offset": 4},  # Jamba
+        {"full_attention_interval": 4},  # Qwen3-Next
+        {"hybrid_override_pattern": "M-M*"},  # Nemotron-H
+        {"cross_attention_layers": [3, 8]},  # Mllama
+    ],
+)
+def test_fields_that_say_so_without_layer_types(tmp_path, field):
+    path = tmp_path / "config.json"
+    raw = {"num_hidden_layers": 48, "num_attention_heads": 8, "hidden_size": 512}
+    path.write_text(json.dumps({"text_config": raw | field}))
+    with pytest.raises(UnsupportedKV, match=next(iter(field))):
+        spec_of(str(path), 64)
+    path.write_text(json.dumps({"text_config": raw | field | {"layer_types": ["full_attention"] * 48}}))
+    assert spec_of(str(path), 64).layers == 48
+
+
+@pytest.mark.parametrize("model", ["~nobody-of-this-name/config.json", "a" * 300, "/" + "a" * 300])
+def test_a_path_that_cannot_be_is_said(model):
+    with pytest.raises(ConfigError):
+        spec_of(model, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"num_attention_heads": 8, "hidden_size": 512}', "has no num_hidden_layers"),
+        ('{"num_hidden_layers": 2, "num_attention_heads": 0, "num_key_value_heads": 2, "hidden_size": 512}', "shape"),
+        ('{"num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": "64"}', "KVSpec.head_dim is '64'"),
+        ("[" * 100_000, "no Hugging Face config.json"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said(tmp_path, text, says):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"config.json .*{says}|{says}"):
         spec_of(str(path), 64)
 
 

@@ -34,8 +34,8 @@ def test_by_memory(measured):
     """32,768 tokens of llama-3.1-8b: 4 GiB native, 2.1 int8, 1.6 k8v4, 1.1 int4."""
     roomy = recommend(32_768, 5 * GIB, "good", measured=measured)
     assert names(roomy.ranked) == ["raw", "int8", "k8v4", "int4"]
-    assert roomy.ranked[0].reason == "loses least of what fits"
-    assert roomy.ranked[1].reason == "48 % less memory than the first, KL 0.00003 more"
+    assert roomy.ranked[0].reason == "loses least of what fits: KL up to 0.00000"
+    assert roomy.ranked[1].reason == "48 % less memory than the first: KL up to 0.00003"
     assert why(roomy, "fp8") == ("dominated", "k8v4 loses no more and takes no more")
     assert why(roomy, "layered") == ("dominated", "int8 loses no more and takes no more")
     assert why(roomy, "int3") == ("loss", "KL up to 0.014, and 0.01 is allowed")
@@ -67,6 +67,31 @@ def test_a_batch_needs_its_memory(measured):
 
 def _llama() -> KVSpec:
     return KVSpec(32, 32, 128, "bfloat16")
+
+
+def test_a_prompt_that_does_not_fit_while_it_is_computed_says_so(measured):
+    """4 GiB native; 15 sequences in int4 beside it are 20.5: more than the 20 that 16 of them fit in."""
+    one, many = recommend(32_768, 2 * GIB, measured=measured), recommend(32_768, 20 * GIB, measured=measured, batch=16)
+    most = Footprint(KVSpec(32, 8, 128, "bfloat16"), Storage("int4")).most(32_768)
+    assert [one.ranked[0].candidate.prompt, many.ranked[0].candidate.prompt] == [4 * GIB, 4 * GIB + 15 * most]
+    assert one.ranked[0].reason.endswith("; 4 GiB while a prompt that long is computed")
+    assert many.ranked[0].reason.endswith("; 20.5 GiB while a prompt that long is computed")
+    assert "prompt" not in recommend(32_768, 21 * GIB, measured=measured, batch=16).ranked[0].reason
+    assert "prompt" not in recommend(32_768, None, measured=measured).ranked[-1].reason
+
+
+def test_losses_of_k_and_v_are_no_losses_of_a_latent(measured):
+    ranked = recommend(4096, None, model="deepseek-v3", measured=measured).ranked
+    assert names(ranked)[:2] == ["raw", "int8"]
+    latent = "measured on K and V of heads, not on a latent"
+    assert [latent in verdict.candidate.cautions for verdict in ranked] == [False] + [True] * (len(ranked) - 1)
+    assert not any(latent in verdict.reason for verdict in recommend(4096, None, measured=measured).ranked)
+
+
+def test_a_plan_that_does_not_suit_the_model_is_said_with_its_strategy(tmp_path):
+    known = read(tmp_path / "m.json", strategy("two halves", "layers(0-11:int4;12-23:int8)"))
+    with pytest.raises(ConfigError, match="strategy 'two halves' does not suit this model: .*layer 24 has no plan"):
+        recommend(4096, None, measured=known)
 
 
 def test_nothing_fits_and_is_accurate_enough(measured):
@@ -101,8 +126,8 @@ def test_what_may_lose_more_than_was_measured_says_so(tmp_path):
         strategy("mixed", "mixed", kl=[0.002, 0.0]),
     )
     reasons = [verdict.reason for verdict in recommend(64_000, None, measured=known).ranked]
-    assert reasons[0] == "loses least of what fits; K per token breaks some models, measure yours"
-    assert reasons[1].endswith("KL 0.001 more; measured with 128 of 1,024 tokens as they are")
+    assert reasons[0] == "loses least of what fits: KL up to 0.001; K per token breaks some models, measure yours"
+    assert reasons[1].endswith(": KL up to 0.002; measured with 128 of 1,024 tokens as they are")
     short = recommend(1024, None, measured=known).ranked
     assert [verdict.candidate.strategy.name for verdict in short] == ["mixed", "token"]
     assert short[0].candidate.cautions == ()
@@ -118,7 +143,7 @@ def test_what_may_lose_more_comes_last_and_rules_out_nothing_else(tmp_path):
     )
     advice = recommend(64_000, None, measured=known)
     assert names(advice.ranked) == ["int8", "mixed"]
-    assert advice.ranked[0].reason == "loses least of what fits and needs no caution"
+    assert advice.ranked[0].reason == "loses least of what fits and needs no caution: KL up to 0.002"
     assert why(advice, "layered") == ("dominated", "int8 loses no more and takes no more")
     assert names(recommend(1024, None, measured=known).ranked) == ["mixed"]
 
@@ -217,6 +242,7 @@ def test_accuracy_in_words_and_numbers():
     [
         ((0, GIB), "max_len is 0"),
         ((1, 0), "memory is 0"),
+        ((10**400, GIB), "must be 1,099,511,627,776 or less"),
         ((1, GIB, "fine"), "no accuracy 'fine'"),
     ],
 )
