@@ -5,6 +5,12 @@ python -m examples.tutorial.generation [--out FOLDER] [--quick]
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, not with -m
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
 import time
 from itertools import pairwise
 from typing import Any

@@ -7,11 +7,16 @@ Takes 7 GB of memory, most of it for the copies that pages make unnecessary.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, not with -m
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
 import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch

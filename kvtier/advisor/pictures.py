@@ -94,16 +94,16 @@ def _ways(answer: Answer) -> Iterator[tuple[str, Footprint, str]]:
 
 
 def loss(answer: Answer, axes: Axes) -> None:
-    """KL over bits an element of the whole KV, of all that was measured; named: what no other one beats."""
-    strategies = [one for one in answer.measured.strategies if one.kl[0] > 0]
+    """What KL is judged by over bits an element of the whole KV, of all measured; named: what no other one beats."""
+    strategies = [one for one in answer.measured.strategies if one.loss > 0]
     for group, mark in GROUPS.items():
         those = [one for one in strategies if _group(one.plan, one.policy) == group]
-        axes.plot([16 * one.share for one in those], [one.kl[0] for one in those], mark, markersize=4, label=group)
+        axes.plot([16 * one.share for one in those], [one.loss for one in those], mark, markersize=4, label=group)
     best = float("inf")
-    for one in sorted(strategies, key=lambda one: (one.share, one.kl[0])):
-        if one.kl[0] < best:
-            best = one.kl[0]
-            at = (16 * one.share, one.kl[0])
+    for one in sorted(strategies, key=lambda one: (one.share, one.loss)):
+        if one.loss < best:
+            best = one.loss
+            at = (16 * one.share, one.loss)
             if len(one.name) <= NAME:
                 axes.annotate(one.name, at, xytext=(4, 3), textcoords="offset points", fontsize=7).set_in_layout(False)
     if answer.advice.bound > 0:
@@ -112,7 +112,7 @@ def loss(answer: Answer, axes: Axes) -> None:
     axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
     axes.set_yscale("log")
     axes.set_xlabel("bits, for each element of the whole KV")
-    axes.set_ylabel("KL, nats a token")
+    axes.set_ylabel("KL, nats a token, upper end of 95 %")
     axes.set_title(f"loss of {answer.measured.model}", fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)

@@ -46,6 +46,16 @@ def said(tmp_path, request):
     return lines
 
 
+@pytest.mark.parametrize("name", ["attention", "generation", "layers", "pruning", "quantisation", "sharing"])
+def test_a_script_runs_by_its_path(tmp_path, name):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "tutorial" / f"{name}.py"), "--help"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--quick" in done.stdout
+
+
 def test_generation(said):
     """1 + 2 + ... + 100 without a cache, and 100 with; float32 of 30 layers, K and V, 3 heads of 64."""
     assert said["the same 100 tokens both ways"] == ["yes"]

@@ -90,7 +90,7 @@ def test_losses_of_k_and_v_are_no_losses_of_a_latent(measured):
 
 def test_a_plan_that_does_not_suit_the_model_is_said_with_its_strategy(tmp_path):
     known = read(tmp_path / "m.json", strategy("two halves", "layers(0-11:int4;12-23:int8)"))
-    with pytest.raises(ConfigError, match="strategy 'two halves' does not suit this model: .*layer 24 has no plan"):
+    with pytest.raises(ConfigError, match=r"strategy 'two halves' does not suit this model: .*layer 24 has no plan"):
         recommend(4096, None, measured=known)
 
 
