@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from kvtier.advisor.footprint import Footprint, Storage
 from kvtier.advisor.models import spec_of
+from kvtier.advisor.strategies import DEFAULT
 from kvtier_services import cli
-from tests.unit.advisor.measured import write
+from tests.unit.advisor.measured import strategy, table, write
 
 GIB = 1 << 30
+PAGE = Path(__file__).parents[3] / "docs" / "advisor.md"
 
 
 @pytest.fixture
@@ -73,6 +77,22 @@ def test_every_option_for_machines(advise, tmp_path):
         "int8", "k8v4", "int4", "int3",
     ]  # fmt: skip
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_are_no_markup(advise, tmp_path):
+    named = write(tmp_path / "n.json", table() | {"strategies": [strategy("[bold]8[/] :smile:", "int8")]})
+    code, said, _ = advise("--measured", str(named))
+    assert code == 0
+    assert "[bold]8[/] :smile:  " in said
+
+
+def test_the_example_of_the_page_is_what_is_printed(advise, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "130")
+    command, shown = re.search(r"    \$ kvtier advise (.*)\n((?:    .*\n|\n)+?)\n!", PAGE.read_text()).groups()
+    _, said, _ = advise(*command.split(), "--measured", str(DEFAULT))
+    assert [line.rstrip() for line in said.rstrip().splitlines()] == [
+        line.removeprefix("    ") for line in shown.rstrip().splitlines()
+    ]
 
 
 def test_a_recipe_of_the_flow(advise):
