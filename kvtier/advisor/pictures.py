@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvtier.advisor.advice import Answer
 from kvtier.advisor.footprint import Footprint
 from kvtier.advisor.report import nbytes, short
+from kvtier.advisor.strategies import Strategy
 from kvtier.codecs.scheme import Scheme
 from kvtier.errors import ConfigError
 from kvtier.spec import KVSpec
@@ -54,10 +55,14 @@ def draw(answer: Answer, path: Path) -> None:
 def shown(answer: Answer) -> tuple[str, Footprint]:
     """Whose layers are drawn: the first way that was asked for, else what is recommended, else native."""
     if len(answer.rows) > 1 or not answer.advice.ranked:
-        return answer.rows[min(1, len(answer.rows) - 1)].name, answer.rows[min(1, len(answer.rows) - 1)].footprint
+        row = answer.rows[:2][-1]
+        return row.name, row.footprint
     strategy = answer.advice.ranked[0].candidate.strategy
-    storage = strategy.storage(answer.spec.layers, answer.question.page_tokens)
-    return strategy.name, Footprint(answer.spec, storage)
+    return strategy.name, _footprint(strategy, answer)
+
+
+def _footprint(strategy: Strategy, answer: Answer) -> Footprint:
+    return Footprint(answer.spec, strategy.storage(answer.spec.layers, answer.question.page_tokens))
 
 
 def memory(answer: Answer, axes: Axes) -> None:
@@ -87,10 +92,8 @@ def _ways(answer: Answer) -> Iterator[tuple[str, Footprint, str]]:
         yield row.name, row.footprint, "k-" if row.name == "native" else "-"
     for verdict in answer.advice.ranked[:SHOWN]:
         strategy = verdict.candidate.strategy
-        if strategy.plan == "raw" and strategy.keep == 1:
-            continue
-        storage = strategy.storage(answer.spec.layers, answer.question.page_tokens)
-        yield strategy.name, Footprint(answer.spec, storage), "--"
+        if strategy.plan != "raw" or strategy.keep < 1:
+            yield strategy.name, _footprint(strategy, answer), "--"
 
 
 def loss(answer: Answer, axes: Axes) -> None:
