@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -44,6 +45,7 @@ class Cache:
         self._closing = closing
         self._saver = Saver()
         # Who serves many tenants or sessions opens keyspaces without end.
+        self._lock = Lock()
         self._spaces: WeakValueDictionary[tuple[bytes, int, float | None, bool], Space] = WeakValueDictionary()
 
     def __enter__(self) -> Cache:
@@ -105,7 +107,9 @@ class Cache:
             raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, a billion at most, or None")
         self.session.claim(keyspace.canonical())
         scope = Scope(self.session, keyspace, codec, headers, self.counters, self._threads, self._device, ttl or 0.0)
-        return self._spaces.setdefault((keyspace.root, rank, ttl, chained), Space(scope, rank=rank, saver=self._saver))
+        space = Space(scope, rank=rank, saver=self._saver)
+        with self._lock:
+            return self._spaces.setdefault((keyspace.root, rank, ttl, chained), space)
 
     def inspect(self, token_ids: Any) -> list[dict[str, Any]]:
         """What the host knows of a sequence's blocks, in every keyspace opened through this cache that is still in use.
@@ -115,7 +119,7 @@ class Cache:
         """
         return [
             {"model": space.keyspace.model, "plan": space.keyspace.plan, "position": position, **block}
-            for space in {(root, rank): space for (root, rank, *_), space in list(self._spaces.items())}.values()
+            for space in self._used()
             for position, block in enumerate(space.inspect(token_ids))
             if block is not None
         ]
@@ -128,10 +132,16 @@ class Cache:
         """
         found = [
             {"model": space.keyspace.model, "plan": space.keyspace.plan, **place}
-            for space in {(root, rank): space for (root, rank, *_), space in list(self._spaces.items())}.values()
+            for space in self._used()
             for place in space.where(token_ids)
         ]
         return sorted(found, key=lambda place: -int(place["tokens"]))
+
+    def _used(self) -> list[Space]:
+        """One space of each keyspace and rank in use."""
+        with self._lock:  # a dictionary must not grow while it is gone through
+            found = list(self._spaces.items())
+        return list({(root, rank): space for (root, rank, *_), space in found}.values())
 
     def status(self) -> dict[str, Any]:
         """The host's status, with this client's counters as `client`, and how it reads the GPU tier as `device`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -835,3 +836,21 @@ def test_a_keyspace_that_nobody_uses_any_more_is_let_go(cache):
     assert list(cache._spaces.values()) == [held]
     assert cache.keyspace(SPEC, model="m", revision="1") is held
     assert [block["position"] for block in cache.inspect(range(8))] == [0, 1]
+
+
+def test_keyspaces_are_opened_while_others_are_looked_at(cache):
+    held = [cache.keyspace(SPEC, model="m", revision=str(number)) for number in range(100)]
+
+    def opening():
+        held.extend(cache.keyspace(SPEC, model="m", revision=str(number)) for number in range(100, 400))
+
+    thread, interval = threading.Thread(target=opening), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        while thread.is_alive():
+            assert cache.inspect(range(8)) == cache.where(range(8)) == []
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert len(cache._spaces) == len(held) == 400
