@@ -71,7 +71,7 @@ class Pools:
         after = (keys[-1] if keys else keyspace.root).hex()
         return self._open(tenant=self._session, overrides={AFTER: after})
 
-    def load(self, token_ids: Any, kv: Any, public: int, *, wait: float = 0.0) -> Pooled:
+    def load(self, token_ids: Any, kv: Any, public: int, *, most: int | None = None, wait: float = 0.0) -> Pooled:
         """Load the longest stored prefix.
 
         A session's own blocks are looked for only behind a public part that is there as a whole.
@@ -80,6 +80,7 @@ class Pools:
             token_ids: of the sequence, one dimension.
             kv: where to, from token 0 on: as for `Hit.load`, but no view.
             public: how many first tokens may be shared with everybody; down to whole blocks.
+            most: how many first tokens may be loaded; all unless given. It does not move the edge.
             wait: as for `Space.match`.
 
         Raises:
@@ -88,11 +89,12 @@ class Pools:
         """
         edge = self._edge(token_ids, public)
         own = self.own(token_ids, edge)
-        with self.public.match(token_ids[:edge], wait=wait) as hit:
+        most = len(token_ids) if most is None else most
+        with self.public.match(token_ids[: min(edge, most)], wait=wait) as hit:
             tokens = hit.load(kv)
         if tokens < edge:
             return Pooled(tokens, tokens, edge, own)
-        with own.match(token_ids[edge:], wait=wait) as hit:
+        with own.match(token_ids[edge:most], wait=wait) as hit:
             return Pooled(tokens + hit.load(_behind(kv, edge)), tokens, edge, own)
 
     def save(self, token_ids: Any, kv: Any, loaded: Pooled) -> list[Future[Saved]]:

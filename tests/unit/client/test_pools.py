@@ -48,6 +48,16 @@ def saved(pool: Pools, ids: list[int], kv, public: int = len(SYSTEM)) -> Pooled:
     return loaded
 
 
+def test_what_may_be_loaded_does_not_move_the_edge(pools):
+    kv = kv_of(len(PROMPT))
+    pool = pools("alice's secret")
+    saved(pool, PROMPT, kv)
+    for most, wanted in ((0, (0, 0)), (6, (4, 4)), (EDGE, (8, 8)), (15, (12, 8)), (len(PROMPT), (20, 8))):
+        out = empty(most)
+        assert pool.load(PROMPT, out, len(SYSTEM), most=most) == found(*wanted)
+        assert np.array_equal(out[:, :, : wanted[0]], kv[:, :, : wanted[0]])
+
+
 def test_the_system_prompt_is_everybodys_and_the_rest_the_sessions(pools):
     kv = kv_of(len(PROMPT))
     alice, bob = pools("alice's secret"), pools("bob's secret")
