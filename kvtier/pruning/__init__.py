@@ -9,6 +9,7 @@
     kept        the columns of a layer that stay, in order, and gathering them
     attention   weights from queries and keys, never the whole matrix
     rope        keys turned to other positions
+    layer       what is known of one layer of a sequence
     pruner      one sequence: observes attention, prunes
     models      models of transformers: their queries, their caches
 

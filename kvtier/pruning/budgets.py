@@ -142,8 +142,10 @@ class Pyramid:
     by_head = False
 
     def __post_init__(self) -> None:
-        if self.beta < 1:
-            raise ConfigError(f"Pyramid.beta is {self.beta}; the top layer has 1/beta of the mean, beta is 1 or more")
+        if type(self.beta) is not int or self.beta < 1:
+            raise ConfigError(
+                f"Pyramid.beta is {self.beta}; the top layer has 1/beta of the mean, beta is a whole number, 1 or more"
+            )
 
     def mean(self, length: int) -> int:
         return self.budget.mean(length)

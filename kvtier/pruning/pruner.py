@@ -7,15 +7,12 @@ from typing import Any
 
 import torch
 
-from kvtier.errors import ConfigError, KVMismatch, UsageError
-from kvtier.pruning.attention import column_sums, sights
-from kvtier.pruning.evidence import Evidence
+from kvtier.errors import ConfigError, CorruptPayload, KVMismatch, UsageError
 from kvtier.pruning.kept import Kept, every
+from kvtier.pruning.layer import FOLD, Layer, last
 from kvtier.pruning.policy import Policy
 from kvtier.pruning.rope import Rope
 
-FOLD = 64
-"""Queries whose attention is summed in one go: of one at a time the products of matrices are too small."""
 Part = tuple[torch.Tensor, torch.Tensor]
 """K and V of a layer, `[kv_heads, tokens, head_dim]`."""
 
@@ -52,7 +49,7 @@ class Pruner:
             raise ConfigError("the policy closes positions up: give rope=Rope.of(model), or set compact=False")
         self.rope = rope
         self._every = min(each.every for each in self.policies if each is not None)
-        self._layers = [_Layer(each) for each in self.policies]
+        self._layers = [Layer(each) for each in self.policies]
         self._shift = 0
         self._pruned = 0
 
@@ -110,9 +107,9 @@ class Pruner:
             return
         state.scale = scale or keys.shape[2] ** -0.5
         if policy.scorer.window:
-            state.queries = _last(state.queries, queries, policy.scorer.window)
+            state.queries = last(state.queries, queries, policy.scorer.window)
         if policy.scorer.accumulates:
-            state.pending = _last(state.pending, queries, FOLD + queries.shape[1])
+            state.pending = last(state.pending, queries, FOLD + queries.shape[1])
             if state.pending.shape[1] >= FOLD:
                 state.fold(keys)
 
@@ -161,11 +158,24 @@ class Pruner:
         """All that is known of the sequence, as tensors and numbers; `take` makes it that again."""
         return {"shift": self._shift, "pruned": self._pruned, "layers": [vars(state).copy() for state in self._layers]}
 
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Go on with the sequence that another pruner, of the same policies, was of."""
-        self._shift, self._pruned = state["shift"], state["pruned"]
-        for layer, known in zip(self._layers, state["layers"], strict=True):
-            vars(layer).update(known)
+    def take(self, state: Mapping[str, Any], head_dim: int) -> None:
+        """Go on with the sequence that another pruner, of the same policies, was of.
+
+        Args:
+            state: what that one's `state` said.
+            head_dim: of the model's keys.
+
+        Raises:
+            CorruptPayload: it says no such thing; what is known then is undefined.
+        """
+        shift, pruned, layers = (state.get(name) for name in ("shift", "pruned", "layers"))
+        if type(shift) is not int or type(pruned) is not int or type(layers) is not list:
+            raise CorruptPayload("the state is not one of a pruner")
+        if len(layers) != len(self._layers):
+            raise CorruptPayload(f"the state is of {len(layers)} layers, the pruner of {len(self._layers)}")
+        self._shift, self._pruned = shift, pruned
+        for layer, known in zip(self._layers, layers, strict=True):
+            layer.take(known, head_dim)
 
     def _chosen(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Kept:
         state, policy = self._layers[layer], self.policies[layer]
@@ -205,80 +215,3 @@ class Pruner:
         if len(kv) != len(self._layers):
             raise KVMismatch(f"{len(kv)} layers were given; the pruner was made for {len(self._layers)}")
         return [self._chosen(layer, keys, values) for layer, (keys, values) in enumerate(kv)]
-
-
-class _Layer:
-    """What is known of one layer; its tables have a column for each that the cache has."""
-
-    def __init__(self, policy: Policy | None) -> None:
-        self.whole = policy is None
-        self.accumulates = policy is not None and policy.scorer.accumulates
-        self.heads = self.length = 0
-        self.device = torch.device("cpu")
-        self.scale = 0.0
-        self.ragged = False
-        self.positions = torch.empty(0, 0, dtype=torch.int32)
-        self.mass = self.seen = torch.empty(0, 0)
-        self.queries = self.pending = torch.empty(0, 0, 0)
-
-    def grow(self, keys: torch.Tensor) -> None:
-        """Hear of tokens that came."""
-        heads, tokens, dim = keys.shape
-        before = self.length if self.whole else self.positions.shape[1]
-        new = tokens - before
-        if new < 0:
-            raise UsageError(
-                f"the layer held {before} tokens and now {tokens}: a cache that is pruned must not be "
-                "cut by others; begin a sequence with a new Pruner"
-            )
-        self.scale = self.scale or dim**-0.5
-        if self.whole:
-            self.heads, self.length, self.device = heads, tokens, keys.device
-        elif new:
-            fresh = torch.arange(self.length, self.length + new, dtype=torch.int32, device=keys.device).expand(
-                heads, new
-            )
-            self.positions = torch.cat([self.positions, fresh], 1) if self.positions.numel() else fresh.clone()
-            if self.accumulates:
-                none = torch.zeros(heads, new, device=keys.device)
-                self.mass = torch.cat([self.mass, none], 1) if self.mass.numel() else none
-                self.seen = torch.cat([self.seen, none], 1) if self.seen.numel() else none
-            self.length += new
-
-    def held(self) -> torch.Tensor:
-        """Where the tokens stood; where all are held there is no table of it."""
-        if not self.whole:
-            return self.positions
-        return torch.arange(self.length, dtype=torch.int32, device=self.device).expand(self.heads, -1)
-
-    def tables(self) -> tuple[torch.Tensor, ...]:
-        return self.positions, self.mass, self.seen, self.queries, self.pending
-
-    def fold(self, keys: torch.Tensor) -> None:
-        """Add up the attention of pending queries."""
-        if count := self.pending.shape[1]:
-            self.mass = self.mass + column_sums(self.pending, keys, self.scale, self.positions >= 0)
-            self.seen = self.seen + sights(count, keys.shape[1], keys.device)
-            self.pending = self.pending[:, :0]
-
-    def evidence(self, keys: torch.Tensor, values: torch.Tensor) -> Evidence:
-        self.fold(keys)
-        accumulated = (self.mass, self.seen) if self.accumulates and bool(self.seen.any()) else (None, None)
-        queries = self.queries if self.queries.shape[1] else None
-        return Evidence(keys, values, self.positions, self.length, self.scale, queries, *accumulated)
-
-    def move(self, kept: Kept) -> None:
-        """Hear of what stays."""
-        if self.whole:
-            return
-        gone = kept.columns < 0
-        columns = kept.columns.clamp(min=0)
-        if self.accumulates:
-            self.mass, self.seen = (table.gather(1, columns).masked_fill(gone, 0) for table in (self.mass, self.seen))
-        self.positions, self.ragged = kept.positions, not kept.even
-
-
-def _last(held: torch.Tensor, new: torch.Tensor, count: int) -> torch.Tensor:
-    """The last `count` of these queries, in memory of their own."""
-    joined = torch.cat([held[:, -count:], new[:, -count:]], 1) if held.shape[1] else new[:, -count:].clone()
-    return joined[:, -count:]

@@ -105,7 +105,8 @@ class Window:
     accumulates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0:
+        whole = {type(self.window), type(self.kernel)} == {int}
+        if not whole or self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"{self}: window is 1 or more and kernel an odd number, as in Window(32, 7)")
         if self.pool not in ("max", "mean"):
             raise ConfigError(f"Window.pool is {self.pool!r}; use 'max' or 'mean'")

@@ -30,6 +30,8 @@ _WINDOW = re.compile(r"window:(\d+)/(max|mean):(\d+)")
 _NESTED = re.compile(r"(pyramid|byhead):([^(]+)\((.+)\)", re.DOTALL)
 LONGEST = 1000
 """Characters of a policy's text."""
+MOST = 999_999_999
+"""Tokens that a policy can speak of."""
 
 
 def parse_policy(text: str) -> Policy:
@@ -49,11 +51,11 @@ def parse_policy(text: str) -> Policy:
         return Policy(
             _scorer(scorer),
             _budget(budget),
-            sinks=int(sinks),
-            recent=int(recent),
+            sinks=_whole(sinks),
+            recent=_whole(recent),
             recent_share=_number(share),
-            every=int(every),
-            whole=int(whole),
+            every=_whole(every),
+            whole=_whole(whole),
             compact=positions == "compact",
         )
     return _preset(text)
@@ -76,13 +78,17 @@ def _preset(text: str) -> Policy:
 def _arguments(text: str) -> tuple[list[float], dict[str, float]]:
     """Of a call that is written out; ValueError where one is no number."""
     call = ast.parse(text, mode="eval").body
-    if not isinstance(call, ast.Call):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ValueError("it is no call")  # noqa: TRY004 it is the text that is wrong
     args = [ast.literal_eval(each) for each in call.args]
     named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    for value in (*args, *named.values()):
-        if not isinstance(value, int | float):
-            raise ValueError(f"{value!r} is no number")  # noqa: TRY004
+    if len(named) < len(call.keywords):
+        raise ValueError("an argument stands there twice")
+    for name, value in (*(("", value) for value in args), *named.items()):
+        if not isinstance(value, int | float) or isinstance(value, bool) != (name == "compact"):
+            raise ValueError(f"{value!r} is no {'True or False' if name == 'compact' else 'number'}")
+        if abs(value) > MOST:
+            raise ValueError(f"{value!r} is more than {MOST:,}")
     return args, named
 
 
@@ -91,7 +97,7 @@ def _scorer(text: str) -> Scorer:
         return _SCORERS[text]
     if found := _WINDOW.fullmatch(text):
         window, pool, kernel = found.groups()
-        return Window(int(window), int(kernel), "max" if pool == "max" else "mean")
+        return Window(_whole(window), _whole(kernel), "max" if pool == "max" else "mean")
     raise ConfigError(f"no scorer {text!r}; write {', '.join(_SCORERS)} or window:32/max:7")
 
 
@@ -117,7 +123,7 @@ def _budget(text: str) -> Budget:
 
 def _whole(text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text):
-        raise ConfigError(f"{text!r} is no number of tokens; write digits")
+        raise ConfigError(f"{text!r} is no number of tokens; write digits, 9 at most")
     return int(text)
 
 

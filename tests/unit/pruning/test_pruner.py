@@ -80,6 +80,16 @@ def test_mass_does_not_depend_on_how_calls_are_cut(monkeypatch, fold):
     torch.testing.assert_close(one.pruner._layers[0].mass, many.pruner._layers[0].mass)
 
 
+def test_queries_that_were_added_up_are_let_go():
+    """Those of a long prompt are more than its KV; what is held is what is counted."""
+    grown = Grown(h2o(16, whole=0))
+    grown.grow(3000)
+    layer = grown.pruner._layers[0]
+    memory = {table.untyped_storage().data_ptr(): table.untyped_storage().nbytes() for table in layer.tables()}
+    assert layer.pending.untyped_storage().nbytes() == 0
+    assert grown.pruner.nbytes == sum(memory.values()) == 2 * 3000 * 3 * 4
+
+
 def test_scores_of_what_is_dropped_are_forgotten_and_those_of_the_rest_are_not():
     grown = Grown(h2o(16, whole=0))
     grown.grow(50)
