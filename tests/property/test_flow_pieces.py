@@ -12,7 +12,7 @@ from kvtier.codecs.cpu.codec import PlanCodec
 from kvtier.codecs.plan import NAMED
 from kvtier.codecs.scheme import Scheme
 from kvtier.codecs.view import KVView
-from kvtier.errors import ConfigError, UnsupportedKV
+from kvtier.errors import ConfigError, UnsupportedKV, UsageError
 from kvtier.flow.pieces import PIECE, PieceCodec, Pieces
 from kvtier.spec import KVSpec
 from tests.codec_cases import schemes
@@ -104,6 +104,18 @@ def test_read_in_float32_is_not_rounded_to_16_bits():
         for a, b in zip(narrow_head, wide_head, strict=True):
             assert torch.equal(a, b.bfloat16())
             assert not torch.equal(a.float(), b)
+
+
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**63 - 5000, 1, -1])
+def test_pieces_outside_of_their_memory_are_refused(offset):
+    scheme = Scheme.parse("int4/token/asym")
+    codec = PieceCodec([scheme, scheme], (64, 64), "bfloat16", "bfloat16")
+    tokens = np.full(1, PIECE)
+    view = KVView.of([tuple(part.view(-1, 1, 64) for part in kv(1, PIECE, codec, 0))], codec.read)
+    memory = np.zeros(int(codec.nbytes(tokens)[0]), np.uint8)
+    for offsets, begins in ((offset, 0), (0, offset)):
+        with pytest.raises(UsageError, match="outside of"):
+            codec.decode(memory, np.array([offsets]), tokens, view, np.array([begins]))
 
 
 def test_what_cannot_be_encoded_is_refused_and_changes_nothing():

@@ -153,7 +153,7 @@ def _within(what: str, starts: NDArray[np.int64], length: int, end: int, where: 
 
 
 def _each_within(what: str, starts: NDArray[np.int64], lengths: NDArray[np.int64], end: int, where: str) -> None:
-    if starts.min() < 0 or (starts + lengths).max() > end:
+    if starts.min() < 0 or (starts > end - lengths).any():
         # Whichever it is: all of that length are looked at again.
         for length in np.unique(lengths).tolist():
             _within(what, starts[lengths == length], length, end, where)
