@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,12 +15,14 @@ from kvtier.client.cache import Cache
 from kvtier.client.rows import RowMemory, Rows
 from kvtier.client.save import Saved
 from kvtier.client.space import Space
-from kvtier.errors import ConfigError
+from kvtier.errors import ConfigError, SessionError
 
 ROW_NBYTES = 256 << 10
 LAYOUT = "opaque:kvtier/flow/1"
 HEAD = struct.Struct("<8sQQ")
 MAGIC = b"KVTFLOW1"
+LARGEST = 1 << 36
+"""Bytes of a state."""
 
 
 class Archive:
@@ -34,6 +37,9 @@ class Archive:
         space: any space of the model: names the model, its weights, and what else changes KV.
         session: secret that keys are salted with. Who knows it, and the context's name, finds the state.
 
+    Attributes:
+        spec: of the space.
+
     Raises:
         ConfigError: no secret.
     """
@@ -41,11 +47,12 @@ class Archive:
     def __init__(self, cache: Cache, space: Space, session: str) -> None:
         if not session:
             raise ConfigError("session is empty; give a secret of this session's own, or nothing would be private")
+        self.spec = space.keyspace.spec
         self._cache, self._session, self._of = cache, session, space.keyspace
         self._memory_spec = RowMemory.of(np.empty((1, ROW_NBYTES), np.uint8)).prepare(1)
 
     def save(self, recipe: str, state: NDArray[np.uint8]) -> Future[Saved]:
-        """Store a state in the background; it must not change until then.
+        """Store a copy of a state in the background.
 
         Args:
             recipe: what makes it what it is: `Recipe.text`.
@@ -68,23 +75,30 @@ class Archive:
             recipe: as for `save`.
             wait: seconds that it may take when it must first be brought up from another tier.
         """
-        kept = self._rows(recipe)
+        kept, until = self._rows(recipe), time.monotonic() + wait
         first = self._read(kept, 1, wait)
         if first is None:
             return None
         magic, nbytes, checksum = HEAD.unpack(first[: HEAD.size].tobytes())
-        whole = self._read(kept, -(-(HEAD.size + nbytes) // ROW_NBYTES), wait) if magic == MAGIC else None
+        if magic != MAGIC or nbytes > LARGEST:
+            self.condemn(recipe, "unreadable")
+            return None
+        whole = self._read(kept, -(-(HEAD.size + nbytes) // ROW_NBYTES), max(0.0, until - time.monotonic()))
         if whole is None:
             return None
         state = whole[HEAD.size : HEAD.size + nbytes]
         if xxhash.xxh3_64_intdigest(state.data) != checksum:
-            self.condemn("checksum")
+            self.condemn(recipe, "checksum")
             return None
         return state
 
-    def condemn(self, why: str) -> None:
-        """Count a state that is there and cannot be used."""
+    def condemn(self, recipe: str, why: str) -> None:
+        """Count a state that is there and cannot be used, and drop it, so that another can take its place."""
         self._cache.counters[f"archive_{why}"] += 1
+        try:
+            self._rows(recipe).clear()
+        except SessionError as exc:
+            self._cache.counters[f"archive_{type(exc).__name__}"] += 1
 
     def _read(self, kept: Rows, count: int, wait: float) -> NDArray[np.uint8] | None:
         rows = np.empty((count, ROW_NBYTES), np.uint8)

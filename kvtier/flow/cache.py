@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from kvtier.errors import UnsupportedKV, UsageError
+from kvtier.errors import CorruptPayload, UnsupportedKV, UsageError
 from kvtier.flow.pieces import PIECE, codec_of
 from kvtier.flow.recipe import LayerRecipe, Recipe, parse_recipe
 from kvtier.flow.report import Report
 from kvtier.flow.rows import Part
+from kvtier.flow.state import part
 from kvtier.flow.store import Scratch, Store
 from kvtier.pruning.pruner import Pruner
 from kvtier.spec import KVSpec
@@ -86,7 +87,9 @@ class FlowCache(Cache):
             return
         self._peak = self.report.peak
         if first:
-            self.before_settling()
+            # Whatever it refers to is not needed any more.
+            settling, self.before_settling = self.before_settling, _nothing
+            settling()
         for number, store in enumerate(self.stores):
             pruner = self.pruner if due else None
             kept = None
@@ -160,14 +163,24 @@ class FlowCache(Cache):
 
         Raises:
             UsageError: something is there already.
+            CorruptPayload: it says no such thing; what this cache holds then is undefined.
         """
         if self.tokens:
             raise UsageError(f"the cache has {self.tokens} tokens; a state can only be its beginning")
-        for layer, store, known in zip(self._own, self.stores, state["stores"], strict=True):
-            store.take(known)
-            layer.tokens = state["tokens"]
+        tokens, stores = state.get("tokens"), state.get("stores")
+        if type(tokens) is not int or tokens < 1 or not isinstance(stores, list) or len(stores) != len(self.stores):
+            raise CorruptPayload(f"the state is not one of {len(self.stores)} layers")
+        for layer, store, known in zip(self._own, self.stores, stores, strict=True):
+            store.take(part({"store": known}, "store"))
+            layer.tokens = tokens
         if self.pruner is not None:
-            self.pruner.take(state["pruner"])
+            self.pruner.take(part(state, "pruner"), self.spec.head_dim)
+        for number, store in enumerate(self.stores):
+            places = torch.arange(tokens).expand(self.spec.kv_heads, -1)
+            if self.pruner is not None:
+                places = self.pruner.positions(number) if self.pruner.length == tokens else places[:, :0]
+            if store.columns != places.shape[1] or store.tokens.tolist() != (places >= 0).sum(1).tolist():
+                raise CorruptPayload(f"layer {number} holds {store.tokens.tolist()} of {tokens} tokens")
 
     def exact(self) -> list[Part]:
         """All KV as it came, `[kv_heads, tokens, dim]` a layer.

@@ -18,10 +18,10 @@ from kvtier.client.space import Space
 from kvtier.errors import ClosedError, CorruptPayload, UsageError
 from kvtier.flow.archive import Archive
 from kvtier.flow.cache import FlowCache
-from kvtier.flow.prefix import load, require, save
+from kvtier.flow.prefix import load, require, require_shape, save
 from kvtier.flow.recipe import Recipe, parse_recipe
 from kvtier.flow.report import Report
-from kvtier.flow.state import context_of, pack, unpack
+from kvtier.flow.state import context_of, pack, part, told, unpack
 from kvtier.pruning.models import watched
 
 CACHE_NAMES = ("cache", "past_key_values")
@@ -33,6 +33,7 @@ REFUSED = frozenset(
         "assistant_model",
         "attention_mask",
         "cache_implementation",
+        "guidance_scale",
         "inputs_embeds",
         "position_ids",
         "prompt_lookup_num_tokens",
@@ -81,6 +82,7 @@ class Flow:
         self.loaded = 0
         self.saved: list[Future[Saved]] = []
         self._model, self._space, self._wait = model, space, wait
+        self._kind = _kind(model)
         self._ids = torch.empty(0, dtype=torch.long)
         self._turns: list[int] = []
         if space is not None:
@@ -106,13 +108,11 @@ class Flow:
             What `model.generate` returns.
 
         Raises:
-            UsageError: no tokens, several sequences, or an option that brings another cache.
+            UsageError: no tokens, several sequences, an option that brings another cache, or a model that was changed.
             UnsupportedKV: KV with NaN or Inf.
             ClosedError: the flow is closed.
         """
         cache, ids = self._begin(input_ids, public, options)
-        # If this raises, nobody knows what the cache holds.
-        self._ids = self._ids[:0]
         with self._watched(cache):
             made = self._model.generate(
                 input_ids=ids[None].to(self._model.device),
@@ -133,10 +133,14 @@ class Flow:
             The name of the context, 32 bytes, for `resume`; and what becomes of the state.
 
         Raises:
-            UsageError: there is no sequence yet.
+            UsageError: there is no sequence yet, or its last turn failed.
+            KVMismatch: the archive is of another model's shape.
             ClosedError: the flow is closed.
         """
         cache = self._live()
+        require_shape(self._model, archive.spec)
+        if not len(self._ids):
+            raise UsageError("there is no sequence yet, or its last turn failed: keep what generate() has answered")
         name = context_of(self._ids, self._turns)
         state = {"ids": self._ids, "turns": self._turns, "cache": cache.state()}
         return name, archive.save(self.recipe.text(cache.spec, name), pack(state))
@@ -153,20 +157,23 @@ class Flow:
             Whether it was there; if not, this flow is as it was.
 
         Raises:
+            KVMismatch: the archive is of another model's shape.
             ClosedError: the flow is closed.
         """
-        spec = self._live().spec
-        packed = archive.load(self.recipe.text(spec, name), wait=wait)
+        recipe = self.recipe.text(self._live().spec, name)
+        require_shape(self._model, archive.spec)
+        packed = archive.load(recipe, wait=wait)
         if packed is None:
             return False
         cache = FlowCache(self._model, self.recipe)
         try:
             state = unpack(packed)
-            cache.take(state["cache"])
+            cache.take(part(state, "cache"))
+            ids, turns = told(state, name, cache.tokens)
         except CorruptPayload:
-            archive.condemn("unreadable")
+            archive.condemn(recipe, "unreadable")
             return False
-        self.cache, self._ids, self._turns = cache, state["ids"], state["turns"]
+        self.cache, self._ids, self._turns = cache, ids, turns
         self.loaded, self.saved = 0, []
         return True
 
@@ -191,14 +198,21 @@ class Flow:
     def _begin(self, input_ids: Any, public: Any, options: Mapping[str, Any]) -> tuple[FlowCache, torch.Tensor]:
         self._live()
         _check(self._model, options)
+        if _kind(self._model) != self._kind:
+            raise UsageError(
+                "the model is not what it was when this flow was made: its dtype, configuration or adapters were "
+                "changed, and so is its KV; make another flow, and another space with space_for"
+            )
         ids = torch.as_tensor(input_ids).cpu()
         ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
-        if ids.dim() != 1 or not len(ids):
-            raise UsageError(f"input_ids has the shape {list(ids.shape)}; pass one sequence, [tokens] or [1, tokens]")
+        if ids.dim() != 1 or not len(ids) or ids.is_floating_point():
+            raise UsageError(
+                f"input_ids are {ids.dtype} {list(ids.shape)}; pass one sequence of integers, [tokens] or [1, tokens]"
+            )
         if not 0 <= whole(public, "public") <= len(ids):
             raise UsageError(f"public is {public}; pass how many of the {len(ids)} tokens may be shared")
-        held = len(self._ids)
-        if not held or held >= len(ids) or not torch.equal(self._ids, ids[:held]):
+        held, self._ids = self._ids, self._ids[:0]  # if this turn fails, nobody knows what the cache holds
+        if not 0 < len(held) < len(ids) or not torch.equal(held, ids[: len(held)]):
             self.cache = FlowCache(self._model, self.recipe, prompt=len(ids))
             self.loaded, self.saved, self._turns = 0, [], []
             if self._space is not None:
@@ -208,12 +222,10 @@ class Flow:
 
     def _load(self, source: Space | Pools, cache: FlowCache, ids: torch.Tensor, public: int) -> None:
         """Load what is stored of a prompt, but for the tokens whose attention is needed, and have the rest saved."""
-        policies = () if cache.pruner is None else cache.pruner.policies
-        asking = max((each.scorer.window for each in policies if each), default=1)
-        found = load(source, cache.spec, ids[: -max(1, asking)], public, self._wait)
+        found, parts = load(source, cache.spec, ids, _loadable(cache, len(ids)), public, self._wait)
         self.loaded = found.tokens
-        if found.tokens:
-            cache.load(found.parts)
+        if parts:
+            cache.load(parts)
 
         def store() -> None:
             # The KV is as it came until the cache settles, and then in tensors that nobody writes to.
@@ -223,6 +235,24 @@ class Flow:
 
     def _watched(self, cache: FlowCache) -> AbstractContextManager[None]:
         return nullcontext() if cache.pruner is None else watched(self._model, cache.pruner)
+
+
+def _loadable(cache: FlowCache, tokens: int) -> int:
+    """How many first tokens of a prompt may be loaded: of the others it is asked what they look at."""
+    scorers = [each.scorer for each in cache.pruner.policies if each] if cache.pruner else []
+    if any(each.accumulates for each in scorers):
+        return 0
+    return max(0, tokens - max([1, *(each.window for each in scorers)]))
+
+
+def _kind(model: Any) -> tuple[Any, ...]:
+    """What of a model changes its KV and is changed in place: adapters (PEFT) are switched and scaled so."""
+    adapters = [
+        (layer._disable_adapters, str(getattr(layer, "_active_adapter", None)), str(getattr(layer, "scaling", None)))  # noqa: SLF001
+        for layer in model.modules()
+        if hasattr(layer, "_disable_adapters")
+    ]
+    return model.dtype, model.config.to_json_string(use_diff=False), adapters
 
 
 def _cache_name(model: Any) -> str:

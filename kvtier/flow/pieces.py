@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from kvtier.codecs.layout import layout
 from kvtier.codecs.plan import LayerPlan
 from kvtier.codecs.scheme import Scheme
 from kvtier.codecs.view import KVView
-from kvtier.errors import ConfigError, UnsupportedKV
+from kvtier.errors import ConfigError, CorruptPayload, UnsupportedKV
+from kvtier.flow.state import tensor
 from kvtier.spec import KVSpec
 
 PIECE = 64
@@ -181,10 +183,21 @@ class Pieces:
         arrays = {"memory": self._memory, "heads": self._heads, "counts": self._counts, "offsets": self._offsets}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def take(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Become what another's `state` says."""
-        self._memory = state["memory"].numpy()
-        self._index(*(state[name].numpy() for name in ("heads", "counts", "offsets")))
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Become what another's `state` says, of as many heads and the same codec.
+
+        Raises:
+            CorruptPayload: it says no such thing.
+        """
+        memory = tensor(state, "memory", torch.uint8, None).numpy()
+        heads = tensor(state, "heads", torch.int64, None).numpy()
+        counts, offsets = (tensor(state, name, torch.int64, len(heads)).numpy() for name in ("counts", "offsets"))
+        known = ((heads >= 0) & (heads < len(self.tokens)) & (counts > 0) & (counts <= PIECE)).all()
+        ends = self._codec.nbytes(counts) if known else counts
+        if not known or ends.sum() != len(memory) or ((offsets < 0) | (offsets > len(memory) - ends)).any():
+            raise CorruptPayload(f"{len(heads)} pieces are not in {len(memory)} bytes")
+        self._memory = memory
+        self._index(heads, counts, offsets)
 
     def _index(self, heads: NDArray[np.int64], counts: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
         order = np.argsort(heads, kind="stable")

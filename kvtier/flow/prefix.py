@@ -25,34 +25,38 @@ class Prefix:
     """What was loaded of a prompt.
 
     Attributes:
-        parts: K and V of each layer, `[kv_heads, tokens, dim]`; empty when there is nothing.
         tokens: how many.
         save: stores the blocks behind them: given the prompt's tokens and its KV, all of it exact.
     """
 
-    parts: list[Part]
     tokens: int
     save: Callable[[torch.Tensor, KV], list[Future[Saved]]]
 
 
-def load(source: Space | Pools, spec: KVSpec, ids: torch.Tensor, public: int, wait: float) -> Prefix:
+def load(
+    source: Space | Pools, spec: KVSpec, ids: torch.Tensor, most: int, public: int, wait: float
+) -> tuple[Prefix, list[Part]]:
     """Load the longest stored prefix.
 
     Args:
         source: a space; or a public pool and a session's own blocks.
         spec: of the KV.
-        ids: tokens that may be loaded.
+        ids: the prompt's tokens.
+        most: how many of them may be loaded.
         public: how many first tokens may be shared with everybody; for pools.
         wait: seconds that it may take when blocks must first be brought up from another tier.
+
+    Returns:
+        What was loaded, and K and V of each layer, `[kv_heads, tokens, dim]`; none when there is nothing.
     """
     if isinstance(source, Pools):
-        parts = _room(spec, len(ids))
-        pooled = source.load(ids, _by_token(parts), min(public, len(ids)), wait=wait)
-        return Prefix(_first(parts, pooled.tokens), pooled.tokens, lambda ids, kv: source.save(ids, kv, pooled))
-    with source.match(ids, wait=wait) as hit:
+        parts = _room(spec, most)
+        pooled = source.load(ids, _by_token(parts), public, most=most, wait=wait)
+        return Prefix(pooled.tokens, lambda ids, kv: source.save(ids, kv, pooled)), _first(parts, pooled.tokens)
+    with source.match(ids[:most], wait=wait) as hit:
         parts = _room(spec, hit.tokens)
         tokens = hit.load(_by_token(parts)) if hit.tokens else 0
-    return Prefix(_first(parts, tokens), tokens, lambda ids, kv: [source.save(ids, kv, start=tokens, after=hit)])
+    return Prefix(tokens, lambda ids, kv: [source.save(ids, kv, start=tokens, after=hit)]), _first(parts, tokens)
 
 
 def save(prefix: Prefix, ids: torch.Tensor, parts: Sequence[Part]) -> list[Future[Saved]]:
@@ -68,14 +72,23 @@ def require(model: Any, source: Space | Pools) -> None:
         UsageError: it is not exact.
     """
     keyspace = (source.public if isinstance(source, Pools) else source).keyspace
-    spec = KVSpec.from_hf(model.config, dtype=model.dtype, block_tokens=keyspace.spec.block_tokens)
-    if spec != keyspace.spec:
-        raise KVMismatch(f"the model's KV is {spec}; the space was made for {keyspace.spec}")
+    require_shape(model, keyspace.spec)
     if keyspace.plan != "raw" or keyspace.recipe:
         raise UsageError(
             f"the space has the plan {keyspace.plan!r}, and a flow would quantise again what it gives; make one with "
             "plan='raw'"
         )
+
+
+def require_shape(model: Any, spec: KVSpec) -> None:
+    """Check that a space's spec is of this model's shape and dtype.
+
+    Raises:
+        KVMismatch: it is of another.
+    """
+    found = KVSpec.from_hf(model.config, dtype=model.dtype, block_tokens=spec.block_tokens)
+    if found != spec:
+        raise KVMismatch(f"the model's KV is {found}; the space was made for {spec}")
 
 
 def _room(spec: KVSpec, tokens: int) -> list[Part]:

@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
+from typing import Any
 
 from kvtier.codecs.plan import ByAge, ByLayer, LayerPlan, Plan, Sinks, Uniform, canonical, parse_plan, resolve
 from kvtier.codecs.ranges import bounds, range_text, ranged, split
@@ -78,9 +79,9 @@ class Recipe:
     every: int = EVERY
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.every % 1:
+        if not _whole(self.every) or self.every < 1:
             raise ConfigError(f"every is {self.every!r}; it is a number of tokens, 1 or more")
-        if self.recent < 0 or (isinstance(self.recent, float) and self.recent > 1):
+        if not (_share(self.recent) or (_whole(self.recent) and self.recent >= 0)):
             raise ConfigError(f"recent is {self.recent!r}; it is a number of tokens, as 64, or a share of them, as 0.1")
         for stage in self.stages:
             if stage.policy is not None and stage.policy.compact:
@@ -139,6 +140,14 @@ class Recipe:
         return f"flow/1({self.canonical(spec)})@{context.hex()}"
 
 
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _share(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value <= 1
+
+
 def parse_recipe(text: str) -> Recipe:
     """Read a recipe: see the module.
 
@@ -171,7 +180,7 @@ def _every(known: dict[str, float], text: str) -> int:
 
 
 def _option(option: str, text: str) -> tuple[str, float]:
-    found = re.fullmatch(r"\s*(recent|every)\s*:\s*(\d{1,9}|\d*\.\d+(?:e-?\d+)?)\s*", option)
+    found = re.fullmatch(r"\s*(recent|every)\s*:\s*(\d{1,9}|\d*\.\d+(?:e-\d+)?|\d+e-\d+)\s*", option)
     if not found:
         raise ConfigError(f"{text!r}: {option!r} is no option; write ;recent:64 or ;recent:0.1, and ;every:100")
     name, number = found.groups()

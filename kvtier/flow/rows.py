@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvtier.errors import CorruptPayload
+from kvtier.flow.state import tensor
 from kvtier.pruning.kept import Kept
 
 Part = tuple[torch.Tensor, torch.Tensor]
@@ -81,10 +84,20 @@ class Rows:
         keys, values = self.parts
         return {"keys": keys, "values": values, "tokens": torch.from_numpy(self.tokens)}
 
-    def take(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Become what another's `state` says."""
-        self.parts = state["keys"], state["values"]
-        self.tokens = state["tokens"].numpy()
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Become what another's `state` says, whose heads and dtype are the same.
+
+        Raises:
+            CorruptPayload: it says no such thing.
+        """
+        heads, dtype = len(self.tokens), self.parts[0].dtype
+        key, value = (each.shape[2] for each in self.parts)
+        keys = tensor(state, "keys", dtype, heads, None, key)
+        values = tensor(state, "values", dtype, heads, keys.shape[1], value)
+        tokens = tensor(state, "tokens", torch.int64, heads).numpy()
+        if tokens.min() < 0 or tokens.max() != keys.shape[1]:
+            raise CorruptPayload(f"heads of {keys.shape[1]} columns have {tokens.tolist()} tokens")
+        self.parts, self.tokens = (keys, values), tokens
 
     def copy_to(self, target: Part, begins: NDArray[np.int64]) -> None:
         """Copy the tokens of head h to the columns from `begins[h]` on."""

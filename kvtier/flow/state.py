@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,11 +43,58 @@ def unpack(packed: NDArray[np.uint8]) -> dict[str, Any]:
     """
     try:
         state = torch.load(io.BytesIO(packed.data), weights_only=True)
-    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as exc:
+    except Exception as exc:  # what torch raises for bytes that are none of its own is not said anywhere
         raise CorruptPayload(f"these {packed.nbytes} bytes are no state of a flow: {exc}") from exc
-    if not isinstance(state, dict):
-        raise CorruptPayload(f"the state is a {type(state).__name__}")
-    return state
+    return part({"state": state}, "state")
+
+
+def told(state: Mapping[str, Any], name: bytes, count: int) -> tuple[torch.Tensor, list[int]]:
+    """Tokens and turns of a sequence's state, which must be those that the context has its name from.
+
+    Raises:
+        CorruptPayload: they are not.
+    """
+    ids, turns = tensor(state, "ids", torch.int64, count), state.get("turns")
+    if not isinstance(turns, list) or not all(type(turn) is int and 0 <= turn <= count for turn in turns):
+        raise CorruptPayload(f"the state's turns are {turns!r}")
+    if (ids < 0).any() or (ids >> 32).any() or context_of(ids, turns) != name:
+        raise CorruptPayload("the state is of another context")
+    return ids, turns
+
+
+def part(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What is in a part of a state.
+
+    Raises:
+        CorruptPayload: there is no such part.
+    """
+    found = state.get(name)
+    if not isinstance(found, dict):
+        raise CorruptPayload(f"the state's {name} is a {type(found).__name__}")
+    return found
+
+
+def tensor(state: Mapping[str, Any], name: str, dtype: torch.dtype, *shape: int | None) -> torch.Tensor:
+    """A tensor of a state.
+
+    Args:
+        state: or a part of it.
+        name: of the tensor.
+        dtype: that it must have.
+        shape: likewise; None for any size.
+
+    Raises:
+        CorruptPayload: it is not there, or is another.
+    """
+    found = state.get(name)
+    if (
+        not isinstance(found, torch.Tensor)
+        or found.dtype != dtype
+        or found.dim() != len(shape)
+        or any(size not in (None, has) for size, has in zip(shape, found.shape, strict=True))
+    ):
+        raise CorruptPayload(f"the state's {name} is not {dtype} {list(shape)}")
+    return found.contiguous()
 
 
 def _alone(state: Any) -> Any:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvtier.codecs.view import KVView
 from kvtier.flow.pieces import PIECE, PieceCodec, Pieces
 from kvtier.flow.rows import Part, Rows
+from kvtier.flow.state import part
 from kvtier.pruning.kept import Kept
 from kvtier.spec import KVSpec
 
@@ -183,11 +184,16 @@ class Store:
         return {"exact": self.exact.state(), "aged": aged, "recent": self.recent.state()}
 
     def take(self, state: Mapping[str, Any]) -> None:
-        """Become what the `state` of a store under the same recipe says."""
-        self.exact.take(state["exact"])
-        self.recent.take(state["recent"])
+        """Become what the `state` of a store under the same recipe says.
+
+        Raises:
+            CorruptPayload: it says no such thing.
+        """
+        self.recent.round(self._held)
+        self.exact.take(part(state, "exact"))
+        self.recent.take(part(state, "recent"))
         if self.aged is not None:
-            self.aged.take(state["aged"])
+            self.aged.take(part(state, "aged"))
         self.settled = True
 
     def age(self) -> None:

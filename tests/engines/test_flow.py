@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from transformers import DynamicCache, GenerationConfig  # noqa: E402
 from kvtier.connectors.transformers.forward import cache_argument  # noqa: E402
 from kvtier.flow import Flow, FlowCache, parse_recipe  # noqa: E402
 from kvtier.pruning import watched  # noqa: E402
-from tests.transformers_fixture import BLOCK, make, plain, space_of, stored, words  # noqa: E402
+from tests.transformers_fixture import BLOCK, adapted, make, plain, space_of, stored, words  # noqa: E402
 
 PROMPT = words(0, 300)
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
@@ -287,6 +289,48 @@ def test_a_loaded_prefix_answers_as_a_computed_one(host, recipe):
     assert again.loaded == 299 // BLOCK * BLOCK
 
 
+def test_what_was_loaded_is_not_held_twice(host):
+    """Neither in a prompt nor behind it: all of a model's own dtype that is left is the scratch."""
+    model = models()
+    space = space_of(host, model)
+    for tokens in (0, 288):
+        flow = Flow(model, "int4", space=space)
+        flow.generate(PROMPT, **GREEDY)
+        flow.saved[0].result()
+        assert flow.loaded == tokens
+    gc.collect()
+    alive = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.shape[-1:] == (16,)]
+    wide = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in alive if each.numel() > 9000}
+    assert sum(wide.values()) == flow.report.scratch
+
+
+def test_who_asks_every_token_loads_none(host):
+    """What accumulated attention keeps depends on all queries of the prompt, so that all of them are computed."""
+    model = models()
+    space, recipe = space_of(host, model), "int8*h2o(0.4,whole=0);recent:16;every:10"
+    for blocks in (300 // BLOCK, 0):
+        flow = Flow(model, recipe, space=space)
+        sequence = flow.generate(PROMPT, **GREEDY)[0]
+        assert flow.loaded == 0
+        assert flow.saved[0].result().blocks == blocks
+    alone = Flow(model, recipe)
+    assert alone.generate(PROMPT, **GREEDY)[0].tolist() == sequence.tolist()
+    for layer in range(3):
+        assert torch.equal(flow.cache.pruner.positions(layer), alone.cache.pruner.positions(layer))
+
+
+def test_a_model_that_was_changed_needs_another_flow(host):
+    model = adapted(models())
+    space = space_of(host, model, adapter="a", adapter_digest="1")
+    flow = Flow(model, "int4", space=space)
+    flow.generate(PROMPT[:100], max_new_tokens=1)
+    for layer in model.model.layers:
+        layer.self_attn.v_proj._active_adapter = ["b"]
+    with pytest.raises(UsageError, match="not what it was"):
+        flow.generate(PROMPT, max_new_tokens=1)
+    assert stored(space, PROMPT) == 100 // BLOCK * BLOCK
+
+
 def test_a_prompt_in_chunks_is_computed_on_exact_kv(host):
     model = models()
     whole = Flow(model, PRUNED).generate(PROMPT, **GREEDY)[0]
@@ -299,10 +343,12 @@ def test_a_prompt_in_chunks_is_computed_on_exact_kv(host):
 def test_what_cannot_be_is_refused(host):
     model = models()
     flow = Flow(model)
-    for options in ({"num_beams": 2}, {"use_cache": False}, {"attention_mask": None or torch.ones(1, 5)}):
+    for options in ({"num_beams": 2}, {"use_cache": False}, {"attention_mask": torch.ones(1, 5)}):
         with pytest.raises(UsageError):
             flow.generate(PROMPT, **options)
-    for ids in (words(0, 10).view(2, 5), torch.empty(0, dtype=torch.long)):
+    with pytest.raises(UsageError, match="no 'guidance_scale'"):
+        Flow(model, PRUNED).generate(PROMPT, guidance_scale=2.0)
+    for ids in (words(0, 10).view(2, 5), torch.empty(0, dtype=torch.long), PROMPT.float()):
         with pytest.raises(UsageError, match="one sequence"):
             flow.generate(ids)
     with pytest.raises(UsageError, match="training"):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 import kvtier
 from kvtier.client.pools import Pools
-from kvtier.errors import UsageError
+from kvtier.errors import KVMismatch, UsageError
 
 transformers = pytest.importorskip("transformers")
 
 from kvtier.flow import Flow  # noqa: E402
 from kvtier.flow.archive import Archive  # noqa: E402
+from kvtier.flow.state import context_of, pack  # noqa: E402
 from tests.transformers_fixture import BLOCK, make, space_of, stored, words  # noqa: E402
 
 SYSTEM, QUESTION = words(0, 130), words(1, 90)
@@ -62,6 +65,19 @@ def test_the_public_part_is_everybodys_and_the_rest_the_sessions(host, model):
     # All but the tokens whose attention is looked at.
     assert loaded == [EDGE + (len(PROMPT) - 8 - EDGE) // BLOCK * BLOCK, EDGE]
     assert stored(space_of(host, model), PROMPT) == EDGE
+
+
+@pytest.mark.parametrize("recipe", ["int4", PRUNED, MASS])
+def test_all_of_a_prompt_can_be_public(host, model, recipe):
+    """Also the last tokens of it, which are computed in any case."""
+    prompt = PROMPT[:EDGE]
+    first = Flow(model, recipe, space=pools(host, model, "alice"))
+    answered(first, prompt, public=EDGE)
+    assert stored(space_of(host, model), prompt) == EDGE
+    again = Flow(model, recipe, space=pools(host, model, "bob"))
+    answered(again, prompt, public=EDGE)
+    assert again.loaded == (0 if recipe == MASS else EDGE - BLOCK), "but for what is asked"
+    assert [done.result().blocks for done in again.saved] in ([], [0])
 
 
 def test_nothing_is_public_unless_it_is_said(host, model):
@@ -124,18 +140,106 @@ def test_nothing_that_was_computed_on_what_was_kept_is_shared(host, model):
     assert stored(own, asked[EDGE:]) == (len(PROMPT) - EDGE) // BLOCK * BLOCK
 
 
-def test_a_state_that_cannot_be_read_is_a_miss(host, model):
-    import numpy as np
+BROKEN = {
+    "no cache": lambda state: state.pop("cache"),
+    "no tokens": lambda state: state.pop("ids"),
+    "other tokens": lambda state: state["ids"].add_(1),
+    "other turns": lambda state: state["turns"].append(7),
+    "another number": lambda state: state["cache"].update(tokens=258),
+    "a layer less": lambda state: state["cache"]["stores"].pop(),
+    "no store": lambda state: state["cache"]["stores"].__setitem__(0, 3),
+    "another shape": lambda state: of_layer(state, "recent").update(keys=torch.zeros(3, 2, 5)),
+    "another dtype": lambda state: of_layer(state, "exact").update(keys=of_layer(state, "exact")["keys"].half()),
+    "more tokens than columns": lambda state: of_layer(state, "recent")["tokens"].add_(1),
+    "an offset behind the end": lambda state: of_layer(state, "aged")["offsets"].fill_(2**63 - 1),
+    "an offset before the beginning": lambda state: of_layer(state, "aged")["offsets"].sub_(1),
+    "empty pieces": lambda state: of_layer(state, "aged")["counts"].zero_(),
+    "huge pieces": lambda state: of_layer(state, "aged")["counts"].fill_(65),
+    "no such head": lambda state: of_layer(state, "aged")["heads"].fill_(2),
+    "less memory": lambda state: of_layer(state, "aged").update(memory=torch.zeros(3, dtype=torch.uint8)),
+    "no pruner": lambda state: state["cache"].update(pruner=None),
+    "a pruner of other layers": lambda state: state["cache"]["pruner"]["layers"].pop(),
+    "another policy": lambda state: state["cache"]["pruner"]["layers"][0].update(whole=True),
+    "another kind": lambda state: state["cache"]["pruner"]["layers"][0].update(length="3"),
+    "other positions": lambda state: state["cache"]["pruner"]["layers"][0].update(positions=torch.zeros(2, 1).int()),
+    "other queries": lambda state: state["cache"]["pruner"]["layers"][0].update(queries=torch.zeros(4, 8, 17)),
+    "other names": lambda state: state["cache"]["pruner"]["layers"][0].update(more=1),
+}
 
-    archive, flow = Archive(host, space_of(host, model), "alice"), Flow(model, PRUNED)
-    name = bytes(range(32))
-    spec = flow.cache.spec
-    archive.save(flow.recipe.text(spec, name), np.arange(100, dtype=np.uint8)).result(10.0)
-    assert not flow.resume(archive, name)
+
+def of_layer(state, region):
+    return state["cache"]["stores"][0][region]
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_state_that_cannot_be_right_is_a_miss(host, model, how):
+    """Counted, and nothing is changed by it; what is kept then takes its place."""
+    archive, flow, other = Archive(host, space_of(host, model), "alice"), Flow(model, PRUNED), Flow(model, PRUNED)
+    said = answered(flow, PROMPT)
+    name = context_of(flow._ids, flow._turns)
+    state = deepcopy({"ids": flow._ids, "turns": flow._turns, "cache": flow.cache.state()})
+    BROKEN[how](state)
+    archive.save(flow.recipe.text(flow.cache.spec, name), pack(state)).result(10.0)
+    answered(other, words(5, 100))
+    cache, ids = other.cache, other._ids
+    assert not other.resume(archive, name)
     assert host.counters["archive_unreadable"] == 1
+    assert other.cache is cache
+    assert other._ids is ids
+    assert flow.keep(archive)[1].result(10.0).blocks
+    assert other.resume(archive, name)
+    asked = torch.cat([said, words(2, 30)])
+    assert torch.equal(answered(other, asked), answered(flow, asked))
+
+
+def test_bytes_that_are_no_state_are_a_miss(host, model):
+    archive, flow, name = Archive(host, space_of(host, model), "alice"), Flow(model, PRUNED), bytes(range(32))
+    for count, bytes_ in enumerate((np.arange(100, dtype=np.uint8), pack([1]), pack({"cache": {}})), 1):
+        archive.save(flow.recipe.text(flow.cache.spec, name), bytes_).result(10.0)
+        assert not flow.resume(archive, name)
+        assert host.counters["archive_unreadable"] == count
     answered(flow, PROMPT)
 
 
-def test_a_sequence_that_has_not_begun_cannot_be_kept(host, model):
+def test_only_what_was_answered_can_be_kept(host, model):
+    archive, flow = Archive(host, space_of(host, model), "alice"), Flow(model, PRUNED)
+    with pytest.raises(UsageError, match="no sequence yet"):
+        flow.keep(archive)
     with pytest.raises(UsageError, match="the prompt is not over"):
-        Flow(model, PRUNED).keep(Archive(host, space_of(host, model), "alice"))
+        flow.cache.state()
+    said = answered(flow, PROMPT)
+
+    def stop(ids, scores):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        flow.generate(torch.cat([said, words(2, 30)]), logits_processor=[stop], **GREEDY)
+    with pytest.raises(UsageError, match="its last turn failed"):
+        flow.keep(archive)
+
+
+def test_a_prompt_that_cannot_be_loaded_leaves_no_sequence(host, model, monkeypatch):
+    flow = Flow(model, PRUNED, space=space_of(host, model))
+    said = answered(flow, PROMPT)
+
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("kvtier.flow.flow.load", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        flow.generate(words(5, 100))
+    with pytest.raises(UsageError, match="its last turn failed"):
+        flow.keep(Archive(host, space_of(host, model), "alice"))
+    monkeypatch.undo()
+    asked = torch.cat([said, words(2, 30)])
+    assert torch.equal(answered(flow, asked), answered(Flow(model, PRUNED), asked))
+
+
+def test_an_archive_is_of_one_shape_and_dtype(host, model):
+    """What is recent is in 16 bits in a float32 model too, and its state looks like another's."""
+    narrow = make(dtype=torch.bfloat16)
+    archive, flow = Archive(host, space_of(host, narrow), "alice"), Flow(model, "int4")
+    answered(flow, PROMPT)
+    for use in (lambda: flow.keep(archive), lambda: flow.resume(archive, bytes(32))):
+        with pytest.raises(KVMismatch, match="the space was made for"):
+            use()

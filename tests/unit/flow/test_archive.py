@@ -9,8 +9,9 @@ import pytest
 
 import kvtier
 from kvtier import KVSpec
+from kvtier.client.rows import RowMemory
 from kvtier.errors import ConfigError
-from kvtier.flow.archive import HEAD, ROW_NBYTES, Archive
+from kvtier.flow.archive import HEAD, MAGIC, ROW_NBYTES, Archive
 
 SPEC = KVSpec(3, 2, 8, "float32", block_tokens=4)
 CONTEXT = hashlib.sha256(b"all that was said").hexdigest()
@@ -73,6 +74,22 @@ def test_a_state_of_two_halves_is_none(cache):
     archive.save(RECIPE, state_of(3 * ROW_NBYTES)[::-1].copy()).result(10.0)
     assert archive.load(RECIPE) is None
     assert cache.counters["archive_checksum"] == 1
+    archive.save(RECIPE, state_of(2 * ROW_NBYTES)).result(10.0)
+    assert np.array_equal(archive.load(RECIPE), state_of(2 * ROW_NBYTES)), "it made room for another"
+
+
+def test_what_is_none_of_its_rows_is_counted_and_makes_room(cache):
+    archive = Archive(cache, space_of(cache), "secret")
+    kept = archive._rows(RECIPE)
+    for head in (b"KVTFLOW0" + bytes(16), HEAD.pack(MAGIC, 1 << 60, 0)):
+        rows = np.zeros((1, ROW_NBYTES), np.uint8)
+        rows[0, : HEAD.size] = np.frombuffer(head, np.uint8)
+        view = RowMemory.of(rows).view(kept.spec, np.arange(1))
+        assert kept.save(kept.chain([bytes(4)]), view).result(10.0).blocks == 1
+        assert archive.load(RECIPE) is None
+    assert cache.counters["archive_unreadable"] == 2
+    assert archive.save(RECIPE, state_of(9)).result(10.0).blocks == 1
+    assert np.array_equal(archive.load(RECIPE), state_of(9))
 
 
 def test_without_a_secret_nothing_is_private(cache):

@@ -34,7 +34,7 @@ def recipes(draw):
     else:
         what = ";".join(f"{a}/30-{b}/30:{draw(parts())}" for a, b in ranges)
     text = draw(st.sampled_from([f"layers({what})", draw(parts()), draw(st.sampled_from(list(NAMED))), "layered"]))
-    recent = draw(st.sampled_from(["", ";recent:0", ";recent:200", ";recent:0.25"]))
+    recent = draw(st.sampled_from(["", ";recent:0", ";recent:200", ";recent:0.25", ";recent:0.00001"]))
     return text + recent + draw(st.sampled_from(["", ";every:7"]))
 
 
@@ -92,6 +92,15 @@ def test_what_is_the_same_has_one_text():
         ("int4;recent:1.5", "or a share of them"),
         ("int4;recent:64;recent:32", "says recent twice"),
         ("int4;every:0", "1 or more"),
+        ("int4*snap_kv(0.5)(0.3)", "it is no call"),
+        ("int4*snap_kv(0.5).h2o(0.3)", "it is no call"),
+        ("int4*snap_kv(keep=0.5,keep=0.6)", "stands there twice"),
+        ("int4*snap_kv(True)", "True is no number"),
+        ("int4*streaming_llm(compact=1)", "1 is no True or False"),
+        ("int4*snap_kv(0.5,recent=9999999999)", "more than 999,999,999"),
+        ("int4*snap_kv(0.5,kernel=7.0)", "kernel an odd number"),
+        ("int4*pyramid_kv(0.5,beta=2.5)", "a whole number"),
+        (str(snap_kv(0.5)).replace("sinks:0", "sinks:9999999999").join(["int4*", ""]), "9 at most"),
         ("int4;every:0.5", "every:100"),
         ("mixed", "a recipe says itself what is recent"),
         ("int4*streaming_llm(compact=True)", "compact=False"),
@@ -119,3 +128,6 @@ def test_what_is_no_text_is_refused():
         parse_recipe(None)
     with pytest.raises(ConfigError, match="1 or more"):
         Recipe(parse_recipe("int4").stages, every=1.5)
+    for recent in (float("nan"), "64", True, -1, 1.5):
+        with pytest.raises(ConfigError, match="recent is"):
+            Recipe(parse_recipe("int4").stages, recent=recent)
