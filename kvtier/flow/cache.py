@@ -104,7 +104,7 @@ class FlowCache(Cache):
         if pruner.length != self.tokens:
             raise UsageError(
                 f"the cache has {self.tokens} tokens, and attention of {pruner.length} was seen: run the model inside "
-                "kvtier.pruning.watched(model, cache.pruner)"
+                "kvtier.pruning.watched(model, cache.pruner), if its attention is one of transformers' own interface"
             )
         return pruner.due
 
@@ -224,6 +224,12 @@ class FlowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if key_states.shape[0] != 1:
             raise UsageError(f"a FlowCache is for one sequence, and was given {key_states.shape[0]}")
+        spec, found = self._spec, (key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        if found != (spec.kv_heads, *spec.head_dims):
+            raise UnsupportedKV(
+                f"the model gives KV of {found} heads and elements of K and V, and its configuration says "
+                f"{(spec.kv_heads, *spec.head_dims)}: a flow goes by that"
+            )
         keys, values = self._store.append((key_states[0].detach(), value_states[0].detach()))
         self.tokens += key_states.shape[2]
         # What was read is in the scratch, or in tensors of its own: ageing makes new ones.

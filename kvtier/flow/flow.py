@@ -53,7 +53,8 @@ class Flow:
         every N   tokens leave, layer by layer
 
     Calls go on with the sequence when they begin with all that is held; else they begin anew. What is computed once
-    anything is approximate is approximate, and is not saved. One thread at a time.
+    anything is approximate is approximate, and is not saved. One thread at a time; where layers lose tokens the model's
+    attention is watched, so that nobody else may run the model meanwhile.
 
     Args:
         model: a decoder-only model of transformers in `eval` mode, on a CPU.
@@ -217,6 +218,8 @@ class Flow:
             self.loaded, self.saved, self._turns = 0, [], []
             if self._space is not None:
                 self._load(self._space, self.cache, ids, public)
+        elif chunk := _option(self._model, options, "prefill_chunk_size"):
+            self._turns += range(len(held) + chunk, len(ids), chunk)
         self._turns.append(len(ids))
         return self._live(), ids
 
@@ -260,17 +263,21 @@ def _cache_name(model: Any) -> str:
     return next(name for name in CACHE_NAMES if name in parameters or name == CACHE_NAMES[-1])
 
 
+def _option(model: Any, options: Mapping[str, Any], name: str) -> Any:
+    config = options.get("generation_config") or model.generation_config
+    return options.get(name, getattr(config, name, None))
+
+
 def _check(model: Any, options: Mapping[str, Any]) -> None:
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes its KV; call model.eval()")
     if torch.is_autocast_enabled(model.device.type):
         raise UsageError("autocast is on, which changes the KV; load the model in the dtype that it should run in")
-    config = options.get("generation_config") or model.generation_config
     for name in REFUSED:
-        if options.get(name, getattr(config, name, None)) is not None:
+        if _option(model, options, name) is not None:
             raise UsageError(f"generate() takes no {name!r} here: it would change the KV or its cache; leave it out")
     for name in ("num_beams", "num_return_sequences"):
-        if (options.get(name, getattr(config, name, None)) or 1) > 1:
+        if (_option(model, options, name) or 1) > 1:
             raise UsageError(f"{name} is more than 1; a flow generates one sequence")
-    if options.get("use_cache", config.use_cache) is False:
+    if _option(model, options, "use_cache") is False:
         raise UsageError("use_cache is off, and a flow is a cache; set it to True")

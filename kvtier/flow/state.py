@@ -22,7 +22,8 @@ def context_of(ids: Any, turns: Sequence[int]) -> bytes:
 
     Args:
         ids: its tokens.
-        turns: lengths of the sequence at which calls of `Flow.generate` began and ended.
+        turns: lengths of the sequence at which calls of `Flow.generate` began and ended, and at which a later turn's
+            tokens were cut into chunks.
     """
     ends = np.array([len(turns), *turns], np.dtype("<u4"))
     return hashlib.sha256(DOMAIN + ends.tobytes() + tokens_u32(ids).tobytes()).digest()

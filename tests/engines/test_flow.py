@@ -362,6 +362,8 @@ def test_what_cannot_be_is_refused(host):
         Flow(model, space=space_of(host, model, plan="int8"))
     with pytest.raises(UsageError, match="autocast"), torch.autocast("cpu"):
         flow.generate(PROMPT)
+    with pytest.raises(UnsupportedKV, match="a flow goes by that"):
+        Flow(make("GPTNeoX")).generate(PROMPT, **GREEDY)  # its configuration has KV heads that the model has not
     with pytest.raises(UnsupportedKV, match="sliding window"):
         Flow(make("Mistral", sliding_window=8, num_key_value_heads=2))
     flow.close()

@@ -124,6 +124,21 @@ def test_what_was_kept_answers_for_that_context_alone(host, model):
     assert other.keep(archive)[0] != name
 
 
+def test_a_turn_in_chunks_is_a_context_of_its_own(host, model):
+    """Layers are pruned between chunks, so that something else is left; a prompt is exact however it is cut."""
+    archive, names, left = Archive(host, space_of(host, model), "alice"), [], []
+    for first, second in ((None, None), (70, None), (None, 30), (None, 40)):
+        flow = Flow(model, PRUNED)
+        said = answered(flow, PROMPT, prefill_chunk_size=first)
+        answered(flow, torch.cat([said, words(2, 100)]), prefill_chunk_size=second, max_new_tokens=1)
+        names.append(flow.keep(archive)[0])
+        left.append(flow.cache.pruner.positions(1).tolist())
+    assert names[0] == names[1]
+    assert left[0] == left[1]
+    assert len(set(names)) == 3
+    assert left[2] != left[0]
+
+
 def test_nothing_that_was_computed_on_what_was_kept_is_shared(host, model):
     archive, space = Archive(host, space_of(host, model), "alice"), space_of(host, model)
     flow = Flow(model, PRUNED, space=pools(host, model, "alice"))
