@@ -27,6 +27,12 @@ EDGE = len(SYSTEM) // BLOCK * BLOCK
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
 PRUNED = "int4*snap_kv(0.5,window=8,whole=0);recent:16;every:10"
 MASS = "int8*h2o(0.6,whole=0);recent:16;every:10"
+BY_HEAD = (
+    "int8*prune/1(mass*byhead:0.2(ratio:0.4),sinks:2,recent:8/0.0,every:1,whole:0,positions:kept);recent:0;every:15"
+)
+SPLIT = (
+    "layers(0:int4*h2o(0.4,whole=0);1:K=raw,V=int8/token/sym*snap_kv(0.6,window=8,whole=0);2:raw);recent:0.1;every:10"
+)
 THRESHOLD = "int4*attention_threshold(0.002);recent:16;every:10"
 
 
@@ -91,7 +97,7 @@ def test_nothing_is_public_unless_it_is_said(host, model):
         flow.generate(PROMPT, public=len(PROMPT) + 1)
 
 
-@pytest.mark.parametrize("recipe", ["raw", "int4", PRUNED, MASS, THRESHOLD])
+@pytest.mark.parametrize("recipe", ["raw", "int4", PRUNED, MASS, THRESHOLD, BY_HEAD, SPLIT])
 def test_another_flow_goes_on_with_what_was_kept(host, model, recipe):
     """Token for token as the one that kept it, through later agings and prunings."""
     archive = Archive(host, space_of(host, model), "alice")
