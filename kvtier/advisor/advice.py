@@ -104,9 +104,9 @@ def advise(question: Question) -> Answer:
         ConfigError: no such model, plan or accuracy; a number out of range; a bad file of measurements.
         UnsupportedKV: the model does not keep one KV entry for every token.
     """
-    if not 1 <= question.context <= LONGEST or question.batch < 1:
+    if not 1 <= question.context <= LONGEST or not 1 <= question.batch <= LONGEST:
         raise ConfigError(
-            f"context is {question.context} and batch {question.batch}; write 1 to {LONGEST:,} tokens, and 1 or more "
+            f"context is {question.context} and batch {question.batch}; write 1 to {LONGEST:,} tokens, and as many "
             "sequences"
         )
     spec = spec_of(question.model, BLOCK_TOKENS)

@@ -59,8 +59,8 @@ class Storage:
     def __post_init__(self) -> None:
         for name in ("page_tokens", "every"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"Storage.{name} is {value!r}; it is a number of tokens, 1 or more")
+            if not isinstance(value, int) or not 1 <= value <= LONGEST:
+                raise ConfigError(f"Storage.{name} is {value!r}; it is a number of tokens, 1 to {LONGEST:,}")
         if not 0 <= self.recent <= (LONGEST if isinstance(self.recent, int) else 1):
             raise ConfigError(f"Storage.recent is {self.recent!r}; write a number of tokens, or a share from 0 to 1.0")
         for keep in self.keep if isinstance(self.keep, tuple) else (self.keep,):

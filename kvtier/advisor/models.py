@@ -92,6 +92,10 @@ OTHERWISE = (
 Qwen3-Next, Nemotron-H, Mllama); for files without `layer_types`."""
 
 
+MOST_LAYERS = 10_000
+"""More would take minutes to add up, and no model has them."""
+
+
 def spec_of(model: str, block_tokens: int) -> KVSpec:
     """The KV's shape of a model, by its name or the path of its Hugging Face config.json.
 
@@ -157,4 +161,7 @@ def _from_fields(known: dict[str, Any], block_tokens: int) -> KVSpec:
         )
     text = SimpleNamespace(**older | known)
     dtype = known.get("dtype") or known.get("torch_dtype") or "bfloat16"
-    return KVSpec.from_hf(text, dtype=dtype, block_tokens=block_tokens)
+    spec = KVSpec.from_hf(text, dtype=dtype, block_tokens=block_tokens)
+    if spec.layers > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers is {spec.layers:,}; write {MOST_LAYERS:,} at most")
+    return spec

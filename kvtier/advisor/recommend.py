@@ -136,8 +136,9 @@ def recommend(
     for name, value in {"max_len": max_len, "batch": batch, "memory": 1 if memory is None else memory}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be 1 or more")
-    if max_len > LONGEST:
-        raise ConfigError(f"max_len is {max_len}; it must be {LONGEST:,} or less")
+    for name, value in {"max_len": max_len, "batch": batch}.items():
+        if value > LONGEST:
+            raise ConfigError(f"{name} is {value}; it must be {LONGEST:,} or less")
     spec = spec_of(model, 64) if isinstance(model, str) else model
     measured, bound = measured or read_measured(), bound_of(accuracy)
     whole = Footprint(spec, Storage(page_tokens=page_tokens)).held(max_len)

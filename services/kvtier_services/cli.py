@@ -488,6 +488,8 @@ def _bytes(text: str) -> int:
 
     try:
         return int(Size.parse(text))
+    except OverflowError as exc:
+        raise ConfigError(f"{text[:20]}... is more than any memory; write a size as in 32GiB") from exc
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
 

@@ -139,6 +139,8 @@ def test_for_machines(measured):
         ({"model": "lama"}, "no model 'lama'"),
         ({"context": 0}, "context is 0 and batch 1"),
         ({"batch": -1}, "batch -1"),
+        ({"page_tokens": 10**400}, "it is a number of tokens, 1 to 1,099,511,627,776"),
+        ({"batch": 10**400}, "and as many sequences"),
         ({"context": 10**400}, "write 1 to 1,099,511,627,776 tokens"),
         ({"memory": 0}, "memory is 0"),
         ({"accuracy": "fine"}, "no accuracy 'fine'"),

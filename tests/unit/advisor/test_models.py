@@ -113,6 +113,7 @@ def test_a_path_that_cannot_be_is_said(model):
         ('{"num_attention_heads": 8, "hidden_size": 512}', "has no num_hidden_layers"),
         ('{"num_hidden_layers": 2, "num_attention_heads": 0, "num_key_value_heads": 2, "hidden_size": 512}', "shape"),
         ('{"num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": "64"}', "KVSpec.head_dim is '64'"),
+        ('{"num_hidden_layers": 1000000, "num_attention_heads": 8, "head_dim": 64}', "write 10,000 at most"),
         ("[" * 100_000, "no Hugging Face config.json"),
     ],
 )

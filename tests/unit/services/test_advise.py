@@ -111,6 +111,7 @@ def test_a_recipe_of_the_flow(advise):
     ("args", "says"),
     [
         (["--memory", "much"], "'much' is no size"),
+        (["--memory", "1" + 400 * "0"], "is more than any memory"),
         (["--memory", "0"], "memory is 0"),
         (["--accuracy", "perfect"], "no accuracy 'perfect'"),
         (["--plan", "intt"], "no plan 'intt'"),
