@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def options(doc: str | None) -> argparse.Namespace:
 
 def emit(figures: Iterable[Figure], *, as_json: bool) -> None:
     """Print figures: JSON lines as they come, or one table at the end."""
-    table = Table("figure", "value", "quartiles", "of limit", "unit", "better")
+    table = Table(Column("figure", overflow="fold"), "value", "quartiles", "of limit", "unit", "better")
     for one in figures:
         if as_json:
             line = {"figure": one.figure, "value": one.value, "unit": one.unit, "better": one.better, **one.extra}

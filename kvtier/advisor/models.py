@@ -105,7 +105,8 @@ def spec_of(model: str, block_tokens: int) -> KVSpec:
         ConfigError: neither is known; the file says not what is needed.
         UnsupportedKV: the model's KV cannot be shared by prefix.
     """
-    model = ALIASES.get(model, model)
+    known = _known(model)
+    model = ALIASES.get(known, known)
     if model in SHAPES:
         layers, heads, dim = SHAPES[model]
         return KVSpec(layers, heads, dim, "bfloat16", block_tokens=block_tokens)
@@ -124,6 +125,16 @@ def spec_of(model: str, block_tokens: int) -> KVSpec:
             f"no model {model!r}; did you mean {near!r}? Models: {', '.join(names)}; or the path of a config.json"
         )
     return _from_file(path, block_tokens)
+
+
+def _known(model: str) -> str:
+    """The name that a model has here, of one as the hub writes it: meta-llama/Llama-3.1-8B-Instruct; else the same."""
+    if "/" in model and _file(model) is not None:
+        return model
+    name = model.rsplit("/", 1)[-1].lower()
+    plain = name.removesuffix("-hf").removesuffix("-chat").removesuffix("-it").removesuffix("-instruct")
+    plain = plain.removesuffix("-base")
+    return next((each for each in (name, plain) if each in {**SHAPES, **LATENTS, **ALIASES}), model)
 
 
 def _file(model: str) -> Path | None:

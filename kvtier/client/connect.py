@@ -15,10 +15,14 @@ from kvtier.config import Config, NvmeConfig
 from kvtier.config.load import parse
 from kvtier.errors import ConfigError
 from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
+from kvtier.hierarchy.flush import flush
 from kvtier.index.local import LocalIndex, LocalStore
 from kvtier.memory.arena import Arena
 from kvtier.memory.pinning import resolve_device
 from kvtier.tiers.base import Tier, TierNumber
+
+FLUSH_SECONDS = 10.0
+"""That a cache of this process's own may take to write down what only its memory has, when it is closed."""
 
 
 def connect(
@@ -75,6 +79,9 @@ def connect(
 def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int = 1) -> Cache:  # noqa: A001
     """Build the same cache inside this process: no Ray, no Redis, no other process.
 
+    `Cache.close` writes down to NVMe, if there is that tier, what only memory has, for `FLUSH_SECONDS` at most; opened
+    again on the same folder, it is there. Memory alone keeps nothing.
+
     Args:
         config: a kvtier.toml or its tables as a mapping, such as `{"cpu": {"capacity": "1GiB"}}`. Only the tiers that
             it names are built; the CPU tier always is.
@@ -99,7 +106,13 @@ def open(config: str | Path | Mapping[str, Any] | None = None, *, threads: int =
     rules = Rules(settings.cpu.policy, settings.nvme.admission, settings.nvme.endurance)
     hierarchy = Hierarchy(arena, tiers, LocalIndex(store, store.register("local")), limits=limits, rules=rules)
     closing: list[Callable[[], None]] = [hierarchy.close]
+    if TierNumber.NVME in tiers:
+        closing.insert(0, lambda: _flush(hierarchy))
     return Cache(LocalSession(hierarchy), threads=threads, closing=closing)
+
+
+def _flush(hierarchy: Hierarchy) -> None:
+    flush(hierarchy, FLUSH_SECONDS)
 
 
 def _nvme(nvme: NvmeConfig, arena: Arena) -> Tier:

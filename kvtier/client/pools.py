@@ -21,21 +21,21 @@ class Pooled:
     """What was loaded of a prompt.
 
     Attributes:
-        tokens: verified, from the first on.
-        public: of these, those that came from the public pool.
-        edge: where the public part ends, in whole blocks.
+        public: tokens that the public pool has, from the first on.
+        own: tokens that the session's own blocks have, from the edge on.
+        edge: where what may be public ends, in whole blocks.
         space: the session's own blocks behind it.
     """
 
-    tokens: int
     public: int
+    own: int
     edge: int
     space: Space = field(compare=False, repr=False)
 
     @property
-    def own(self) -> int:
-        """Tokens that came from the session's own blocks."""
-        return self.tokens - self.public
+    def tokens(self) -> int:
+        """Verified, from the first on."""
+        return max(self.public, self.edge + self.own if self.public >= self.edge else 0)
 
 
 class Pools:
@@ -59,9 +59,7 @@ class Pools:
     """
 
     def __init__(self, open: Callable[..., Space], session: str) -> None:  # noqa: A002
-        if not session:
-            raise ConfigError("session is empty; give a secret of this session's own, or nothing would be private")
-        self._open, self._session = open, session
+        self._open, self._session = open, secret_of(session)
         self.public = open()
 
     def own(self, token_ids: Any, edge: int) -> Space:
@@ -74,7 +72,8 @@ class Pools:
     def load(self, token_ids: Any, kv: Any, public: int, *, most: int | None = None, wait: float = 0.0) -> Pooled:
         """Load the longest stored prefix.
 
-        A session's own blocks are looked for only behind a public part that is there as a whole.
+        A session's own blocks are looked for only behind a public part that is there as a whole. What the public pool
+        has beyond that part is loaded, too: reading it tells nobody anything.
 
         Args:
             token_ids: of the sequence, one dimension.
@@ -90,12 +89,13 @@ class Pools:
         edge = self._edge(token_ids, public)
         own = self.own(token_ids, edge)
         most = len(token_ids) if most is None else most
-        with self.public.match(token_ids[: min(edge, most)], wait=wait) as hit:
-            tokens = hit.load(kv)
-        if tokens < edge:
-            return Pooled(tokens, tokens, edge, own)
+        with self.public.match(token_ids[:most], wait=wait) as hit:
+            shared = hit.load(kv)
+        if shared < edge:
+            return Pooled(shared, 0, edge, own)
         with own.match(token_ids[edge:most], wait=wait) as hit:
-            return Pooled(tokens + hit.load(_behind(kv, edge)), tokens, edge, own)
+            # What is there already stays: both are the KV of these tokens.
+            return Pooled(shared, hit.load(_behind(kv, edge)) if edge + hit.tokens > shared else 0, edge, own)
 
     def save(self, token_ids: Any, kv: Any, loaded: Pooled) -> list[Future[Saved]]:
         """Store what was computed behind what was loaded: up to the edge for everybody, the rest for the session.
@@ -122,6 +122,19 @@ class Pools:
         if not 0 <= count <= len(token_ids):
             raise UsageError(f"public is {count}; pass how many of the {len(token_ids)} tokens may be shared")
         return count - count % self.public.block_tokens
+
+
+def secret_of(session: Any) -> str:
+    """A session's secret.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(session, str):
+        raise ConfigError(f"session is {type(session).__name__}; give text: of bytes, their hex()")
+    if not session:
+        raise ConfigError("session is empty; give a secret of this session's own, or nothing would be private")
+    return session
 
 
 def _behind(kv: Any, edge: int) -> Any:

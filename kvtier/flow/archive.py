@@ -12,10 +12,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvtier.client.cache import Cache
+from kvtier.client.pools import secret_of
 from kvtier.client.rows import RowMemory, Rows
 from kvtier.client.save import Saved
 from kvtier.client.space import Space
-from kvtier.errors import ConfigError, SessionError
+from kvtier.errors import SessionError
 
 ROW_NBYTES = 256 << 10
 LAYOUT = "opaque:kvtier/flow/1"
@@ -45,10 +46,8 @@ class Archive:
     """
 
     def __init__(self, cache: Cache, space: Space, session: str) -> None:
-        if not session:
-            raise ConfigError("session is empty; give a secret of this session's own, or nothing would be private")
         self.spec = space.keyspace.spec
-        self._cache, self._session, self._of = cache, session, space.keyspace
+        self._cache, self._session, self._of = cache, secret_of(session), space.keyspace
         self._memory_spec = RowMemory.of(np.empty((1, ROW_NBYTES), np.uint8)).prepare(1)
 
     def save(self, recipe: str, state: NDArray[np.uint8]) -> Future[Saved]:

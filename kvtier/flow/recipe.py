@@ -1,7 +1,7 @@
 """What becomes of a sequence's KV: which layers lose precision, which lose tokens, and what is too young for either.
 
     recipe := NAME | what | what;recent:N|SHARE;every:N
-    what   := plan | plan*policy | layers(RANGE:plan*policy;RANGE:plan...)
+    what   := plan | policy | plan*policy | layers(RANGE:plan*policy;RANGE:plan...)
 
 `plan` is one of `kvtier.codecs.plan`, `policy` one of `kvtier.pruning.text`, RANGE as in plans:
 
@@ -23,12 +23,13 @@ from kvtier.codecs.plan import ByAge, ByLayer, LayerPlan, Plan, Sinks, Uniform, 
 from kvtier.codecs.ranges import bounds, range_text, ranged, split
 from kvtier.errors import ConfigError
 from kvtier.pruning.policy import Policy
-from kvtier.pruning.text import parse_policy
+from kvtier.pruning.text import is_policy, parse_policy
 from kvtier.spec import KVSpec
 
 RECENT, EVERY = 64, 100
 NAMED = {
     "default": "int4;recent:128",
+    "mixed": "int4;recent:128",
     "split": "layers(0-40/128:int4*snap_kv(0.6);40/128-88/128:int8*snap_kv(0.8);88/128-1:raw)",
 }
 """Recipes for people; `docs/flow.md` has what each saves and costs."""
@@ -212,4 +213,4 @@ def _parts(text: str) -> tuple[str, str | None]:
         depth += (letter == "(") - (letter == ")")
         if letter == "*" and not depth:
             return text[:at].strip(), text[at + 1 :]
-    return text.strip(), None
+    return ("raw", text) if is_policy(text) else (text.strip(), None)

@@ -24,6 +24,7 @@
     promotion   blocks on their way into the GPU tier
     demotion    blocks on their way out of the CPU tier
     mover       the background, moves on request, and the queues of all this
+    flush       writing down what would be lost with memory
     device      who reads blocks in the GPU tier's own memory, and what leaves it after them
     stock       what a tier has, and what it has not heard that it is to forget
     transfer    copies between the arena and the other tiers

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtier.errors import ConfigError
 from kvtier.pruning.budgets import Length, Pyramid, Ratio, Threshold
 from kvtier.pruning.policy import Policy
 from kvtier.pruning.scorers import Mass, Recency, Window
@@ -27,17 +28,26 @@ def streaming_llm(sinks: int = 4, recent: int = 512, **rest: Any) -> Policy:
 
 def snap_kv(keep: float = KEEP, *, window: int = 32, kernel: int = 7, **rest: Any) -> Policy:
     """What the last tokens look at, and its neighbours (arXiv 2404.14469)."""
-    return Policy(Window(window, kernel), budget(keep), **{"sinks": 0, "recent": window} | rest)
+    return Policy(Window(window, kernel), _more_than(window, keep), **{"sinks": 0, "recent": window} | rest)
 
 
 def pyramid_kv(keep: float = KEEP, *, beta: int = 20, window: int = 32, kernel: int = 7, **rest: Any) -> Policy:
     """SnapKV with more tokens in the lower layers than in the upper (arXiv 2406.02069)."""
-    return Policy(Window(window, kernel), Pyramid(budget(keep), beta), **{"sinks": 0, "recent": window} | rest)
+    return Policy(
+        Window(window, kernel), Pyramid(_more_than(window, keep), beta), **{"sinks": 0, "recent": window} | rest
+    )
 
 
 def attention_threshold(weight: float = 0.001, **rest: Any) -> Policy:
     """Whatever receives this mean attention weight from the queries that could see it."""
     return Policy(Mass(mean=True), Threshold(weight), **rest)
+
+
+def _more_than(window: int, keep: float) -> Length | Ratio:
+    """A budget that is not used up by the window: of a window alone, without first tokens, nothing sensible follows."""
+    if isinstance(keep, int) and keep <= window:
+        raise ConfigError(f"keep={keep} leaves nothing but the window of {window} tokens; keep more, or a share as 0.5")
+    return budget(keep)
 
 
 def budget(keep: float) -> Length | Ratio:

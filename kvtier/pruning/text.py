@@ -34,6 +34,12 @@ MOST = 999_999_999
 """Tokens that a policy can speak of."""
 
 
+def is_policy(text: str) -> bool:
+    """Whether a text is meant to be a policy, right or wrong."""
+    name = text.partition("(")[0].strip()
+    return name in PRESETS or name == "prune/1"
+
+
 def parse_policy(text: str) -> Policy:
     """Read a policy: see the module.
 

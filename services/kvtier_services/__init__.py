@@ -3,6 +3,7 @@
     cli              the `kvtier` command
     doctor           what kvtier needs of a machine
     demo             a language model over a long document, with its KV from each tier
+    planning         what `kvtier advise` shows
     cluster          up, down and status; the only place that knows Ray
     controller       which hosts there are; starts their actors
     gateway          the door: control for the engines of the host

@@ -12,7 +12,6 @@ import typer
 from kvtier.errors import KVTierError
 
 if TYPE_CHECKING:
-    from kvtier.advisor.footprint import Storage
     from kvtier.config import Config
     from kvtier_services.cluster.state import Running
     from kvtier_services.cluster.up import Started
@@ -293,12 +292,12 @@ def advise(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """What a model's KV takes, what fits in a memory, and which plan and pruning lose least there."""
-    from kvtier.advisor import advice
+    from kvtier.advisor.advice import Question
     from kvtier.advisor.footprint import storage_of
+    from kvtier_services import planning
 
-    asked = storage_of(plan, keep, page)
-    fused = _fused(recipe, model, page)
-    question = advice.Question(
+    asked, fused = storage_of(plan, keep, page), planning.fused(recipe, model, page)
+    question = Question(
         model,
         context=context,
         batch=batch,
@@ -308,22 +307,7 @@ def advise(
         page_tokens=page,
         measured=measured,
     )
-    answer = advice.advise(question)
-    if plot is not None:
-        from kvtier.advisor.pictures import draw
-
-        draw(answer, plot)
-    if json:
-        from json import dumps
-
-        typer.echo(dumps(advice.as_dict(answer)))
-        return
-    from rich.console import Console
-
-    from kvtier.advisor.page import WIDTH, page_of
-
-    console = Console(highlight=False, markup=False, emoji=False, width=max(WIDTH, Console().width))
-    console.print(page_of(answer))
+    planning.show(question, plot=plot, json=json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -335,7 +319,7 @@ def demo(context: typer.Context) -> None:
         fail("this installation has no demo")
     from importlib import import_module
 
-    sys.exit(import_module("kvtier_services.demo").main(context.args))
+    sys.exit(import_module("kvtier_services.demo.play").main(context.args))
 
 
 @index_app.command()
@@ -459,26 +443,6 @@ def _started(started: Started, what: str) -> None:
         typer.echo(
             f"{host['host']}: {tiers}" + (f"; metrics {host['metrics']['url']}" if host["metrics"]["url"] else "")
         )
-
-
-def _fused(text: str, model: str, page_tokens: int) -> tuple[str, Storage]:
-    """How a recipe of kvtier.flow holds the KV of a model, with a name."""
-    from kvtier.advisor.advice import BLOCK_TOKENS
-    from kvtier.advisor.footprint import Storage
-    from kvtier.advisor.models import spec_of
-    from kvtier.codecs.plan import canonical
-    from kvtier.flow.recipe import NAMED, parse_recipe
-
-    recipe = parse_recipe(text)
-    layers = recipe.resolve(spec_of(model, BLOCK_TOKENS))
-    storage = Storage(
-        canonical(tuple(layer.plan for layer in layers)),
-        tuple(layer.policy or 1.0 for layer in layers),
-        recent=recipe.recent,
-        page_tokens=page_tokens,
-        every=recipe.every,
-    )
-    return f"fused ({text})" if text in NAMED else "fused", storage
 
 
 def _bytes(text: str) -> int:

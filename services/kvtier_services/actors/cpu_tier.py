@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from kvtier.errors import KVTierError, SessionUnavailable
 from kvtier.hierarchy.cache import Hierarchy, Limits, Rules
+from kvtier.hierarchy.flush import flush
 from kvtier.hierarchy.sharing import HandedOver
 from kvtier.hierarchy.state import State
 from kvtier.index.base import Index
@@ -22,7 +23,6 @@ from kvtier.memory.pinning import Pinner
 from kvtier.peers.base import Lender
 from kvtier.tiers.base import Tier, TierNumber
 from kvtier_services.actors.events import open_events
-from kvtier_services.actors.flush import flush
 from kvtier_services.actors.folders import make_folder, share_arena, sweep_arena, write_secret
 from kvtier_services.actors.hands import Hand, Hands, Held, status_of
 from kvtier_services.settings import Settings, host_name

@@ -12,7 +12,3 @@
 Two engines are two processes that share nothing but the host's kvtier. Every time to first token without cache is
 measured in the same process, on the same prompt, right before those with cache.
 """
-
-from kvtier_services.demo.play import main
-
-__all__ = ["main"]

@@ -35,8 +35,25 @@ def test_every_model_has_a_spec():
 
 
 def test_an_unknown_model_is_said_with_the_nearest_one():
-    with pytest.raises(ConfigError, match=r"no model 'Llama-3.1-8B-Instruct'; did you mean 'llama-3.1-8b'"):
-        spec_of("Llama-3.1-8B-Instruct", 64)
+    with pytest.raises(ConfigError, match=r"no model 'Llama-3.1-9B-Instruct'; did you mean 'llama-3.1-8b'"):
+        spec_of("Llama-3.1-9B-Instruct", 64)
+
+
+def test_names_as_the_hub_writes_them(tmp_path, monkeypatch):
+    """But for a folder that is there: it is what it says itself."""
+    for name in (
+        "meta-llama/Llama-3.1-8B",
+        "Llama-3.1-8B-Instruct",
+        "Qwen/Qwen2.5-7B-Instruct",
+        "meta-llama/Llama-2-7b-hf",
+    ):
+        assert spec_of(name, 64).layers in (28, 32)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "meta-llama" / "Llama-3.1-8B"
+    folder.mkdir(parents=True)
+    raw = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+    (folder / "config.json").write_text(json.dumps(raw))
+    assert spec_of("meta-llama/Llama-3.1-8B", 64).layers == 4
 
 
 @pytest.mark.parametrize("dtype", ["dtype", "torch_dtype"])

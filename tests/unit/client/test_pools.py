@@ -39,7 +39,7 @@ def empty(tokens: int) -> np.ndarray:
 
 
 def found(tokens: int, public: int, edge: int = EDGE) -> Pooled:
-    return Pooled(tokens, public, edge, None)
+    return Pooled(public, tokens - public, edge, None)
 
 
 def saved(pool: Pools, ids: list[int], kv, public: int = len(SYSTEM)) -> Pooled:
@@ -90,8 +90,7 @@ def test_own_blocks_follow_only_what_they_were_computed_on(pools):
     out = empty(len(elsewhere))
     alice.load(elsewhere, out, 10)
     assert np.array_equal(out[:, :, :20], kv_of(len(elsewhere), 1)[:, :, :20])
-    nothing_public = alice.load(PROMPT, empty(len(PROMPT)), 0)
-    assert nothing_public == found(0, 0, 0)
+    assert alice.load(PROMPT, empty(len(PROMPT)), 0) == found(EDGE, EDGE, 0), "those of the pool, and none of her own"
 
 
 def test_without_the_public_part_nothing_own_is_loaded(pools):
@@ -146,7 +145,30 @@ def test_latents(cache):
 def test_what_cannot_be_is_said(pools):
     with pytest.raises(ConfigError, match="session is empty; give a secret"):
         pools("")
+    with pytest.raises(ConfigError, match="session is bytes; give text"):
+        pools(b"secret")
     with pytest.raises(UsageError, match="public is 24; pass how many of the 23 tokens may be shared"):
         pools("s").load(PROMPT, empty(len(PROMPT)), 24)
     with pytest.raises(UsageError, match=r"public is 1\.5"):
         pools("s").load(PROMPT, empty(len(PROMPT)), 1.5)
+
+
+def test_what_the_public_pool_has_beyond_the_edge_is_loaded_too(pools):
+    """Whoever forgets to say what is public computes nothing anew, and shares nothing."""
+    alice, longer = pools("alice's secret"), PROMPT + list(range(30, 40))
+    kv = kv_of(len(longer))
+    saved(alice, PROMPT, kv[:, :, : len(PROMPT)])
+    forgot = alice.load(longer, empty(len(longer)), 0)
+    assert (forgot.tokens, forgot.public, forgot.own) == (EDGE, EDGE, 0)
+    assert [done.result(10.0).blocks for done in alice.save(longer, kv, forgot)] == [8]
+    out = empty(len(longer))
+    again = alice.load(longer, out, 0)
+    assert (again.tokens, again.own) == (32, 32)
+    assert np.array_equal(out[:, :, :32], kv[:, :, :32])
+    with alice.public.match(longer) as hit:
+        assert hit.tokens == EDGE
+    # Somebody made more of it public than the session's own blocks reach.
+    bob = pools("bob's secret")
+    saved(bob, longer[:20] + [7] * 8, kv[:, :, :28], public=28)
+    assert alice.load(longer[:20], empty(20), 8).tokens == 20
+    assert alice.load(longer[:20], empty(20), 8).own == 0

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtier.advisor.strategies import read_measured
 from kvtier.errors import ConfigError
 from kvtier.flow.recipe import NAMED, Recipe, parse_recipe
-from kvtier.pruning import parse_policy, snap_kv
+from kvtier.pruning import h2o, parse_policy, snap_kv
 from kvtier.spec import KVSpec
+from kvtier_services.planning import recipe_of
 
 SPEC = KVSpec(30, 3, 64, "bfloat16")
 
@@ -102,7 +104,7 @@ def test_what_is_the_same_has_one_text():
         ("int4*pyramid_kv(0.5,beta=2.5)", "a whole number"),
         (str(snap_kv(0.5)).replace("sinks:0", "sinks:9999999999").join(["int4*", ""]), "9 at most"),
         ("int4;every:0.5", "every:100"),
-        ("mixed", "a recipe says itself what is recent"),
+        ("recent:64(int4)", "a recipe says itself what is recent"),
         ("int4*streaming_llm(compact=True)", "compact=False"),
         ("layers(0-9:int4;10-29:layered)", "differs by layer or age itself"),
         ("layers(0-9:int4;10-29:mixed)", "differs by layer or age itself"),
@@ -131,3 +133,16 @@ def test_what_is_no_text_is_refused():
     for recent in (float("nan"), "64", True, -1, 1.5):
         with pytest.raises(ConfigError, match="recent is"):
             Recipe(parse_recipe("int4").stages, recent=recent)
+
+
+@pytest.mark.parametrize(
+    "policy", ["h2o(keep=0.75)", "snap_kv(0.5)", "streaming_llm(sinks=4, recent=60)", str(h2o(0.3))]
+)
+def test_a_policy_alone_leaves_precision_as_it_is(policy):
+    assert parse_recipe(policy) == parse_recipe(f"raw*{policy}")
+    assert parse_recipe(f"layers(0-1/2:{policy};1/2-1:int4)") == parse_recipe(f"layers(0-1/2:raw*{policy};1/2-1:int4)")
+
+
+def test_every_measured_strategy_can_be_done():
+    """What `kvtier advise` recommends is a recipe."""
+    assert all(parse_recipe(recipe_of(strategy)) for strategy in read_measured(None).strategies)

@@ -130,3 +130,13 @@ def test_the_youngest_are_protected_by_number_or_by_share():
     assert Policy(Window(8), Ratio(0.5), recent=8).youngest(1000) == 8
     assert Policy(Window(8), Ratio(0.5), recent=8, recent_share=0.5).youngest(1000) == 250
     assert Policy(Window(8), Ratio(0.5), recent=8, recent_share=0.5).youngest(10) == 8
+
+
+@pytest.mark.parametrize("preset", [snap_kv, pyramid_kv])
+def test_a_window_alone_is_no_budget(preset):
+    """Without the first tokens, and all but the last, a model says nothing sensible."""
+    for keep in (1, 32):
+        with pytest.raises(ConfigError, match="leaves nothing but the window of 32 tokens"):
+            preset(keep)
+    assert preset(33).budget
+    assert preset(0.01).budget
