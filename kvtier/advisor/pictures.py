@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvtier.advisor.advice import Answer
 from kvtier.advisor.footprint import Footprint
+from kvtier.advisor.plot import picture
 from kvtier.advisor.report import nbytes, short
 from kvtier.advisor.strategies import Strategy
 from kvtier.codecs.scheme import Scheme
-from kvtier.errors import ConfigError
 from kvtier.spec import KVSpec
 
 if TYPE_CHECKING:
@@ -36,20 +36,12 @@ def draw(answer: Answer, path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise ConfigError("a picture needs matplotlib: pip install 'kvtier[plot]'") from exc
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
-    places = figure.subplot_mosaic("ab;cc", height_ratios=(3, 1.3))
-    memory(answer, places["a"])
-    loss(answer, places["b"])
-    name, footprint = shown(answer)
-    layers(name, footprint, answer.question.context, places["c"])
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{path} cannot be written: {exc}") from exc
+    with picture(path, 11, 6.4) as figure:
+        places = figure.subplot_mosaic("ab;cc", height_ratios=(3, 1.3))
+        memory(answer, places["a"])
+        loss(answer, places["b"])
+        name, footprint = shown(answer)
+        layers(name, footprint, answer.question.context, places["c"])
 
 
 def shown(answer: Answer) -> tuple[str, Footprint]:
