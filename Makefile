@@ -1,7 +1,7 @@
 # Needs Python 3.11 or later with venv, make and a C library; everything else comes from pip.
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test test-vllm check soak bench-smoke clean install install-vllm
+.PHONY: help demo test test-vllm test-ops docs check soak bench-smoke clean install install-vllm install-ops
 
 PYTHON ?= python3
 VENV   := .venv
@@ -9,12 +9,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   := .venv-vllm
 VSTAMP := $(VLLM)/.installed
+OSTAMP := $(VENV)/.installed-ops
 BENCHMARKS := $(filter-out _%,$(notdir $(basename $(wildcard benchmarks/*.py)) $(patsubst %/,%,$(dir $(wildcard benchmarks/*/__main__.py)))))
 
 help:
 	@echo "make demo         a language model answers over a long document, with its KV from each tier"
 	@echo "make test         every test but the slow ones and those with real engines"
 	@echo "make test-vllm    real vLLM engines on the CPU, in an environment of their own"
+	@echo "make test-ops     Kubernetes manifests, alerts, the status page in a browser, the docs"
+	@echo "make docs         the documentation, as a site in build/site"
 	@echo "make check        format, lint, types, layers"
 	@echo "make soak         10 minutes of mixed load on one host, by engines that are killed"
 	@echo "make bench-smoke  each benchmark at a small size"
@@ -24,10 +27,16 @@ demo: $(STAMP)
 	@$(BIN)/kvtier demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not slow and not engines" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not engines and not ops" $(ARGS)
 
 test-vllm: $(STAMP) $(VSTAMP)
 	@$(VLLM)/bin/python -m pytest -o faulthandler_timeout=600 tests/engines_vllm $(ARGS)
+
+test-ops: $(STAMP) $(OSTAMP)
+	@$(BIN)/python -m pytest -m ops $(ARGS)
+
+docs: $(STAMP) $(OSTAMP)
+	@$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 check: $(STAMP)
 	@rc=0; for tool in "ruff format --check" "ruff check" mypy "lint-imports --no-logo"; do \
@@ -43,6 +52,8 @@ bench-smoke: $(STAMP)
 install: $(STAMP)
 
 install-vllm: $(STAMP) $(VSTAMP)
+
+install-ops: $(STAMP) $(OSTAMP)
 
 # The stamp is written last, so that an install that was cut short is taken up again. constraints.txt pins a release of
 # torch: without it pip may fetch a newer build of several gigabytes. triton is the release that CUDA builds of that torch
@@ -76,6 +87,14 @@ $(VSTAMP): pyproject.toml constraints-vllm.txt
 	 $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e . || \
 	  { echo "pip could not install vLLM: see its message above" >&2; exit 1; }
 	@$(VLLM)/bin/python -m kvtier.codecs.warm
+	@touch $@
+
+# Chromium, promtool and Prometheus are the machine's own: what of them is missing, its tests say and skip.
+$(OSTAMP): $(STAMP)
+	@rm -f $@
+	@echo "installing what operations are checked with (once; a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ops]' || \
+	  { echo "pip could not install it: see its message above" >&2; exit 1; }
 	@touch $@
 
 clean:

@@ -21,7 +21,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" i
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
-        if folder in ("cluster", "engines", "engines_vllm"):
+        if folder in ("cluster", "engines", "engines_vllm", "ops"):
             item.add_marker(folder.removesuffix("_vllm"))
 
 
