@@ -8,6 +8,7 @@ from typing import Self
 BYTES = {"": 1, "B": 1}
 BYTES |= {f"{prefix}iB": 1 << 10 * (i + 1) for i, prefix in enumerate("KMGT")}
 BYTES |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("kMGT")}
+TOKENS = {"": 1, "k": 1 << 10, "K": 1 << 10, "M": 1 << 20}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
@@ -51,6 +52,18 @@ class Duration(float):
 
     def __str__(self) -> str:
         return f"{round(self * 1000)}ms" if self < 1 else f"{self:g}s"
+
+
+def tokens(text: str) -> int:
+    """A number of tokens, from "32768" or as contexts are named, "32k".
+
+    Raises:
+        ValueError: it is neither.
+    """
+    number = _times(text.replace(",", ""), TOKENS, allow_bare=True)
+    if number is None or not number.is_integer():
+        raise ValueError(f'{text[:40]!r} is no number of tokens: write "32768", or "32k", which is the same')
+    return int(number)
 
 
 def _times(value: object, units: dict[str, float] | dict[str, int], *, allow_bare: bool) -> float | None:

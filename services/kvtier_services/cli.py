@@ -275,7 +275,7 @@ def replay(
 def advise(
     model: Annotated[str, typer.Option(help="Its name, or the path of a Hugging Face config.json.")] = "llama-3.1-8b",
     *,
-    context: Annotated[int, typer.Option(help="Tokens of a sequence, prompt and answer.", min=1)] = 32_768,
+    context: Annotated[str, typer.Option(help="Tokens of a sequence, prompt and answer: 32768, or 32k.")] = "32k",
     batch: Annotated[int, typer.Option(help="Sequences at a time.", min=1)] = 1,
     memory: Annotated[str, typer.Option(help="For KV, what weights leave; no limit unless given.")] = "",
     accuracy: Annotated[
@@ -299,7 +299,7 @@ def advise(
     asked, fused = storage_of(plan, keep, page), planning.fused(recipe, model, page)
     question = Question(
         model,
-        context=context,
+        context=_tokens(context),
         batch=batch,
         memory=_bytes(memory) if memory else None,
         accuracy=accuracy,
@@ -456,6 +456,17 @@ def _bytes(text: str) -> int:
         raise ConfigError(f"{text[:20]}... is more than any memory; write a size as in 32GiB") from exc
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
+
+
+def _tokens(text: str) -> int:
+    """Read a number of tokens as people write it."""
+    from kvtier.config.units import tokens
+    from kvtier.errors import ConfigError
+
+    try:
+        return tokens(text)
+    except (OverflowError, ValueError) as exc:
+        raise ConfigError(str(exc)[:200]) from exc
 
 
 def _size(nbytes: int) -> str:

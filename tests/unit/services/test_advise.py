@@ -95,6 +95,11 @@ def test_the_example_of_the_page_is_what_is_printed(advise, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("text", ["32768", "32k", "32K", "32,768", " 32 k"])
+def test_a_context_as_people_write_it(advise, text):
+    assert json.loads(advise("--context", text, "--json")[1])["context"] == 32_768
+
+
 def test_a_recipe_of_the_flow(advise):
     """40:48:40 of 32 layers: 10 of int4 with .6 kept, 12 of int8 with .8, 10 as they are."""
     _, said, _ = advise("--recipe", "split", "--context", "8192", "--json")
@@ -113,6 +118,10 @@ def test_a_recipe_of_the_flow(advise):
         (["--memory", "much"], "'much' is no size"),
         (["--memory", "1" + 400 * "0"], "is more than any memory"),
         (["--memory", "0"], "memory is 0"),
+        (["--context", "long"], "'long' is no number of tokens"),
+        (["--context", "1.5"], "'1.5' is no number of tokens"),
+        (["--context", "0"], "context is 0"),
+        (["--context", "9" * 400], "is no number of tokens"),
         (["--accuracy", "perfect"], "no accuracy 'perfect'"),
         (["--plan", "intt"], "no plan 'intt'"),
         (["--recipe", "int4*snap"], "no pruning policy 'snap'"),
