@@ -64,7 +64,7 @@ def environment(service: Service) -> dict[str, str]:
 def documented() -> list[str]:
     """The arguments of the command that docs/vllm.md starts a server with, behind the model's name."""
     text = (ROOT / "docs/vllm.md").read_text()
-    [command] = re.findall(r"^    vllm serve MODEL (.*(?:\n {8}.*)*)$", text, re.MULTILINE)
+    [command] = re.findall(r"^vllm serve MODEL (.*(?:\n {4}.*)*)$", text, re.MULTILINE)
     return shlex.split(command)
 
 
