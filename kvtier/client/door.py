@@ -174,14 +174,14 @@ class DoorSession:
             for ticket in mine:
                 self._abort(ticket)
 
-    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
+    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0, raw: int = 0) -> list[bool]:
         at = self._line.tickets.get(ticket)
         if at is None or at.lost:
             self._written(ticket)
             return [False] * len(written)
         try:
             sent = at.memory.send(ticket, written)
-            request = pb.CommitRequest(session=at.session, after=at.sent, call=ticket, seconds=seconds)
+            request = pb.CommitRequest(session=at.session, after=at.sent, call=ticket, seconds=seconds, raw=raw)
             request.written = pack_numbers(sent)
             reply = self._line.ask(self._line.stub.Commit, request, self._clock() + self._timeout, at)
         except BaseException:

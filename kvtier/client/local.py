@@ -92,9 +92,9 @@ class LocalSession:
         """See `Session`."""
         return nullcontext()
 
-    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
+    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0, raw: int = 0) -> list[bool]:
         """See `Session`."""
-        return self._hierarchy.commit(self._number, ticket, written, seconds)
+        return self._hierarchy.commit(self._number, ticket, written, seconds, raw)
 
     def condemn(self, keys: Sequence[bytes], why: str) -> None:
         """See `Session`."""

@@ -168,7 +168,8 @@ def _fill(job: SaveJob, reserved: Reserved, granted: Numbers, first: int, began:
     except RuntimeError:  # a GPU that fails, or has no memory for what is on its way
         why = "device_error"
     finally:
-        visible = session.commit(reserved.ticket, written, time.perf_counter() - began)
+        raw = job.scope.keyspace.spec.block_nbytes
+        visible = session.commit(reserved.ticket, written, time.perf_counter() - began, raw)
     if not why and len(written) < len(granted):
         why = "bad_values"
     return sum(visible), why or ("" if all(visible) else "commit")

@@ -128,13 +128,15 @@ class Session(Protocol):
         """
         ...
 
-    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
+    def commit(self, ticket: int, written: Sequence[int], seconds: float = 0.0, raw: int = 0) -> list[bool]:
         """Make reserved blocks visible; what is not written is given back.
 
         Args:
             ticket: of `reserve`.
             written: positions (in the reservation's grants) whose slot holds a whole payload, header included.
             seconds: how long the save took, for the host's histogram.
+            raw: bytes of the KV of each of these blocks as its model has it, for what the host says of codecs; 0 when
+                that is not said.
 
         Returns:
             For each of `written`, whether it is now visible.

@@ -40,11 +40,17 @@ bits, it breaks on models whose K has large constant channels."""
 SMALL_BLOCKS = Scheme.parse("int8/token/sym")
 """What stands in for a scheme per channel where a block has fewer tokens than share a scale, and fewer than 64: there
 the scales would weigh too much. Who wants them all the same asks for as many tokens as blocks have: `channel:16`."""
+KINDS = (*(name for name in NAMED if name != "mixed"), "other")
+"""What `kind_of` says of plans of blocks."""
 RAW = Scheme("raw")
 LONGEST = 1 << 16
 """Characters that are looked at; canonical texts of more than 3,976 fit no block header."""
 DEPTH = 3
 """Brackets in one another that a plan may have."""
+
+_NAMES = {text: name for name, text in NAMED.items()} | {
+    re.sub(r"K=[^,]*channel[^,]*", f"K={SMALL_BLOCKS}", text): name for name, text in NAMED.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,13 @@ class LayerPlan:
 
     schemes: tuple[Scheme, ...]
     sinks: int
+
+
+def kind_of(canonical: str) -> str:
+    """The name of the plan that this canonical text is of; "layered" for any by layer, "other" for what has no name."""
+    if canonical.startswith("layers("):
+        return "layered"
+    return _NAMES.get(canonical, "other")
 
 
 def parse_plan(text: str) -> Plan:

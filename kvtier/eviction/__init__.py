@@ -13,6 +13,7 @@ ancestors, so a parent leaves after its children.
     order       blocks by rank: thousands are ranked in one step, and the lowest are found without sorting all
     uses        how often blocks were used
     registry    policies by name
+    ghosts      blocks that are remembered without their bytes
     admission   what is written to NVMe, by pressure
 
 A rule gives ranks, and prefix order is nearly free: whoever uses a block uses all its ancestors, so a chain is ranked

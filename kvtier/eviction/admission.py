@@ -9,12 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.errors import ConfigError
+from kvtier.eviction.ghosts import Ghosts, numbers_of
 
 RULES = ("auto", "all", "second")
-GHOSTS = 1 << 20
-"""Blocks that are remembered, 8 bytes each."""
-WAYS = 8
-"""Places that a block may be remembered in; when others took them all, the oldest is forgotten."""
 MODEL_BLOCKS = 4096
 """Blocks in each model; when it has more, half of all blocks are no longer looked at."""
 ENOUGH = 256
@@ -83,7 +80,7 @@ class Admission:
             raise ConfigError(f'nvme.admission is {rule!r}; set it to "auto", "all" or "second"')
         self.refused: Counter[str] = Counter()
         self._rule = rule
-        self._ghosts = np.zeros((GHOSTS // WAYS, WAYS), np.uint64)
+        self._ghosts = Ghosts()
         self._capacity = self._used = 0
         self._all, self._second = _Model(), _Model()
         self._limit = 1 << 64
@@ -143,27 +140,14 @@ class Admission:
 
     def _ask(self, keys: Sequence[bytes], nbytes: Sequence[int], seen: NDArray[np.bool_]) -> list[bool]:
         """Let the models be asked for blocks, and remember them; which of them were seen before."""
-        blocks = np.frombuffer(b"".join([key[:8] for key in keys]), "<u8")
-        seen = seen | self._remember(blocks)
+        blocks = numbers_of(keys)
+        seen = seen | self._ghosts.remember(blocks)
         answer: list[bool] = seen.tolist()
         if self._capacity and self._rule == "auto":
             for block, size, again in zip(blocks.tolist(), nbytes, answer, strict=True):
                 if block < self._limit:
                     self._model(block, size, seen=again)
         return answer
-
-    def _remember(self, blocks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Remember blocks, each in the place of the oldest of its set; which of them were remembered already."""
-        sets = blocks % np.uint64(len(self._ghosts))
-        known: NDArray[np.bool_] = (self._ghosts[sets] == blocks[:, None]).any(1)
-        new = np.flatnonzero(~known)
-        while len(new):
-            _, first = np.unique(sets[new], return_index=True)
-            place = sets[new[first]]
-            self._ghosts[place, 1:] = self._ghosts[place, :-1]
-            self._ghosts[place, 0] = blocks[new[first]]
-            new = np.delete(new, first)
-        return known
 
     def _model(self, block: int, nbytes: int, *, seen: bool) -> None:
         everything, second = self._all, self._second

@@ -30,6 +30,10 @@
     transfer    copies between the arena and the other tiers
     state       all that is known, and the few ways in which it changes
     stats       plain counters
+    demand      notes of what is asked for and dropped, read later: the window, and regrets
+    window      what was asked for during the last hour, and the most that could have been a hit
+    sketch      how many different blocks those were
+    hot         the most hit prefixes
     news        what changed in the tiers, for those who follow a host from outside
 
 One lock guards table, pool, policies and ledger; it is held for arithmetic only, never for I/O. Whatever a background

@@ -18,14 +18,16 @@ Share = tuple[frozenset[int], int]
 
 
 class Accounts:
-    """Bytes in slots, by tier and keyspace number. Not thread-safe.
+    """Bytes in slots, by tier and keyspace number, and blocks by tier. Not thread-safe.
 
     Attributes:
+        blocks: of this host in each tier, by its number.
         shares: tells which keyspaces may take how much of a tier; all others may take what they get.
     """
 
     def __init__(self) -> None:
         self.shares: Callable[[TierNumber], Iterable[Share]] = lambda _: ()
+        self.blocks = [0] * (max(TierNumber) + 1)
         self._held = np.zeros((max(TierNumber) + 1, GROWTH), np.int64)
 
     def enter(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> None:
@@ -33,10 +35,12 @@ class Accounts:
         most = int(spaces.max(initial=0))
         if most >= self._held.shape[1]:
             self._held = np.pad(self._held, ((0, 0), (0, 2 * most)))
+        self.blocks[tier] += len(nbytes)
         np.add.at(self._held[tier], spaces, -(-nbytes // PAGE) * PAGE)
 
     def leave(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> None:
         """Payloads of these sizes left a tier."""
+        self.blocks[tier] -= len(nbytes)
         np.subtract.at(self._held[tier], spaces, -(-nbytes // PAGE) * PAGE)
 
     def within(self, tier: TierNumber, spaces: NDArray[np.uint32], nbytes: NDArray[np.int64]) -> NDArray[np.bool_]:

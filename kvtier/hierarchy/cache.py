@@ -85,6 +85,7 @@ class Hierarchy:
                 self._remove_unread,
                 self._settle,
                 self.mover.stager.seeker.sweep,
+                self.state.demand.read,
             ]
         )
         self.sharing.start()
@@ -171,7 +172,7 @@ class Hierarchy:
             if ended is not None:
                 state.end(ended)
             if 0 < seconds < math.inf:
-                state.stats.observe("load", seconds)
+                state.stats.seconds["load"].observe(seconds)
                 if ended is not None and not ended.inside and 0 < part < math.inf:
                     state.pace.observe(TierNumber.CPU, int(ended.nbytes * part), seconds, state.clock())
 
@@ -200,7 +201,9 @@ class Hierarchy:
             self.mover.kick()
         return reserved
 
-    def commit(self, session: int, ticket: int, written: Sequence[int], seconds: float = 0.0) -> list[bool]:
+    def commit(
+        self, session: int, ticket: int, written: Sequence[int], seconds: float = 0.0, raw: int = 0
+    ) -> list[bool]:
         """See `Session.commit`.
 
         Args:
@@ -208,17 +211,19 @@ class Hierarchy:
             ticket: of `reserve`.
             written: positions whose slot holds a whole payload.
             seconds: how long the writer took, for the histogram of saves.
+            raw: bytes of the KV of each of these blocks as its model has it; 0 when it is not said.
         """
-        visible = saving.commit(self.state, session, ticket, written)
+        visible = saving.commit(self.state, session, ticket, written, raw)
         if 0 < seconds < math.inf:
             with self.state.lock:
-                self.state.stats.observe("save", seconds)
+                self.state.stats.seconds["save"].observe(seconds)
         return visible
 
     def condemn(self, keys: Sequence[bytes], why: str) -> None:
         """A reader found that these blocks' bytes in the arena are not what was written: drop them everywhere."""
         with self.state.lock:
             self.state.stats.faults[why] += len(keys)
+            self.state.stats.condemned += len(keys)
         self._drop(keys, why, self.mover.forget)
 
     def refused(self) -> None:

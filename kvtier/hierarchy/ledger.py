@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvtier.block import slot_nbytes
 from kvtier.errors import SessionUnavailable
+from kvtier.tiers.base import TierNumber
 
 T = TypeVar("T")
 
@@ -20,13 +21,23 @@ PEERS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Slots pinned for one reader; of blocks that are read in the GPU tier's memory, the keys."""
+    """Slots pinned for one reader; of blocks that are read in the GPU tier's memory, the keys.
+
+    Attributes:
+        session: whose it is.
+        offsets: of slots in the arena.
+        inside: blocks that are read in the GPU tier's memory.
+        nbytes: of all the slots.
+        since: when it began.
+        inside_nbytes: of those in the GPU tier's memory.
+    """
 
     session: int
     offsets: NDArray[np.int64]
     inside: Sequence[bytes]
     nbytes: int
     since: float
+    inside_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,10 @@ class Pin:
     nbytes: int
     until: float
     owner: str
+
+
+STUCK = 10.0
+"""Seconds after which a lease or a reservation is stuck, or its engine is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,60 @@ class Holdings:
     reserved_nbytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Leases, reservations and pins of one moment.
+
+    Attributes:
+        owners: what the client of each session says of itself.
+        leases, reservations, pins: that there were.
+    """
+
+    owners: Mapping[int, str]
+    leases: Sequence[Lease]
+    reservations: Sequence[Reservation]
+    pins: Sequence[Pin]
+
+    @property
+    def leased(self) -> dict[TierNumber, int]:
+        """Bytes of leased slots, once for each lease, by the tier whose memory they are in."""
+        inside = sum(lease.inside_nbytes for lease in self.leases)
+        return {TierNumber.GPU: inside, TierNumber.CPU: sum(lease.nbytes for lease in self.leases) - inside}
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of the slots that are pinned."""
+        return sum(pin.nbytes for pin in self.pins)
+
+    def oldest(self, now: float) -> dict[str, float]:
+        """Age of the oldest lease and reservation; 0 where there is none."""
+        return {kind: max([now - since for since in times], default=0.0) for kind, times in self._begun().items()}
+
+    def stuck(self, now: float) -> dict[str, int]:
+        """Leases and reservations that are older than `STUCK` seconds."""
+        return {kind: sum(now - since > STUCK for since in times) for kind, times in self._begun().items()}
+
+    def held(self, now: float) -> list[Held]:
+        """Leases and reservations, the oldest first, and then one pin for each owner."""
+        everything = [
+            *(("lease", one.session, one.since, one.nbytes) for one in self.leases),
+            *(("reservation", one.session, one.since, one.held_nbytes) for one in self.reservations),
+        ]
+        everything.sort(key=lambda one: one[2])
+        held = [Held(kind, self.owners[session], now - since, n) for kind, session, since, n in everything]
+        pins: dict[str, tuple[float, int]] = {}
+        for pin in self.pins:
+            until, nbytes = pins.get(pin.owner, (0.0, 0))
+            pins[pin.owner] = max(until, pin.until), nbytes + pin.nbytes
+        return held + [Held("pin", owner, now - until, nbytes) for owner, (until, nbytes) in pins.items()]
+
+    def _begun(self) -> dict[str, list[float]]:
+        return {
+            "lease": [lease.since for lease in self.leases],
+            "reservation": [reservation.since for reservation in self.reservations],
+        }
+
+
 class Ledger:
     """Sessions and what they hold. Not thread-safe."""
 
@@ -119,19 +188,10 @@ class Ledger:
         """Bytes of the slots that are pinned."""
         return sum(pin.nbytes for pin in self.pins.values())
 
-    def held(self, now: float) -> list[Held]:
-        """Leases and reservations, the oldest first, and then one pin for each owner."""
-        everything = [
-            *(("lease", one.session, one.since, one.nbytes) for one in self.leases.values()),
-            *(("reservation", one.session, one.since, one.held_nbytes) for one in self.reservations.values()),
-        ]
-        everything.sort(key=lambda one: one[2])
-        held = [Held(kind, self.sessions[session].owner, now - since, n) for kind, session, since, n in everything]
-        pins: dict[str, tuple[float, int]] = {}
-        for pin in self.pins.values():
-            until, nbytes = pins.get(pin.owner, (0.0, 0))
-            pins[pin.owner] = max(until, pin.until), nbytes + pin.nbytes
-        return held + [Held("pin", owner, now - until, nbytes) for owner, (until, nbytes) in pins.items()]
+    def snapshot(self) -> Snapshot:
+        """What is held now, to be summed up without the lock."""
+        owners = {number: holdings.owner for number, holdings in self.sessions.items()}
+        return Snapshot(owners, list(self.leases.values()), list(self.reservations.values()), list(self.pins.values()))
 
     def lease(self, lease: Lease) -> int:
         """Book a lease; returns its number."""

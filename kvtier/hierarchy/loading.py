@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvtier.block import PAGE
 from kvtier.hierarchy.answers import SLOT, Matched
+from kvtier.hierarchy.demand import Asked
 from kvtier.hierarchy.flight import Staging
 from kvtier.hierarchy.ledger import Lease
 from kvtier.hierarchy.pace import worth
@@ -58,6 +60,7 @@ class Look:
         rows: of the leased blocks.
         missed: blocks not leased, by reason.
         sought: lookups of what other hosts have of the rest; their outcome is worth another look.
+        seconds: that it took.
     """
 
     matched: Matched
@@ -67,6 +70,7 @@ class Look:
     rows: NDArray[np.int64]
     missed: dict[str, int]
     sought: Sought
+    seconds: float = 0.0
 
     @property
     def news(self) -> Future[int] | None:
@@ -97,7 +101,7 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish, sought: Sought
         wish: what is asked for.
         sought: of the look before this one; what other hosts have is looked up once.
     """
-    table, keys = state.table, wish.keys
+    began, table, keys = time.perf_counter(), state.table, wish.keys
     with state.lock:
         now = state.clock()
         holdings = state.ledger.of(wish.session)
@@ -135,7 +139,9 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish, sought: Sought
             if not wish.again:
                 state.touch(leased)
                 table.hit(leased, now)
-            lease = state.ledger.lease(Lease(wish.session, outside, there, int(sizes[within - 1]), now))
+            held = int(sizes[within - 1])
+            apart = int(np.diff(sizes[:within], prepend=0)[inside].sum()) if there else 0
+            lease = state.ledger.lease(Lease(wish.session, outside, there, held, now, apart))
     waiting = len(rows) - ready if staging is not None else 0
     missed = {
         "quota": ready - within,
@@ -145,7 +151,7 @@ def look(state: State, stager: Stager, leasable: int, wish: Wish, sought: Sought
         sought.why: len(keys) - present,
     }
     matched = Matched(lease, slots, waiting, tiers, inside, state.device.epoch)
-    return Look(matched, staging, step, wish, leased, missed, sought)
+    return Look(matched, staging, step, wish, leased, missed, sought, time.perf_counter() - began)
 
 
 def fetch(state: State, stager: Stager, wish: Wish) -> None:
@@ -162,21 +168,33 @@ def fetch(state: State, stager: Stager, wish: Wish) -> None:
 
 def count(state: State, look: Look) -> None:
     """Count a look as the answer that was given; of a stream, only what no call before it was given."""
+    began = time.perf_counter()
     wish, stats, table, missed = look.wish, state.stats, state.table, dict(look.missed)
     found, asked = len(look.rows), len(wish.keys)
     rows, tiers = look.rows[wish.after :], look.matched.tiers[wish.after :]
     if wish.stream and (wish.first or len(rows)):
         found += missed.pop("staging")  # a later call counts them
+    if not wish.first:
+        missed = {reason: blocks for reason, blocks in missed.items() if reason == "staging"}
+    hits = {_name(tier): int(n) for tier, n in enumerate(np.bincount(tiers).tolist()) if n}
+    note = Asked(
+        state.clock(),
+        wish.keys if wish.first else (),
+        len(rows) + sum(missed.values()),
+        hits,
+        missed.get("absent", 0),
+    )
     with state.lock:
-        for tier in np.unique(tiers).tolist():
-            stats.hits[_name(tier)] += int((tiers == tier).sum())
-            stats.tokens[_name(tier)] += int(table.tokens[rows[tiers == tier]].sum())
+        stats.hits.update(hits)
+        for tier in hits:
+            stats.tokens[tier] += int(table.tokens[rows[tiers == TierNumber[tier.upper()]]].sum())
+        stats.save_computing(int(table.tokens[rows].sum()), wish.prefill)
         table.came[rows] = 0
-        for reason, blocks in missed.items():
-            if wish.first or reason == "staging":
-                stats.misses[reason] += blocks
+        stats.misses.update(missed)
         if wish.first:
             stats.lookups["full" if found == asked else "partial" if found else "miss"] += 1
+        state.demand.asked(note)
+        stats.seconds["match"].observe(look.seconds + time.perf_counter() - began)
 
 
 def _worth(state: State, wish: Wish, rows: NDArray[np.int64], now: float) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from kvtier.errors import ClosedError, TierUnavailable
+from kvtier.hierarchy.hot import hottest
 from kvtier.hierarchy.ledger import PEERS
 from kvtier.hierarchy.state import State
 from kvtier.tiers.base import OWN, Tier, TierNumber, TierUsage
@@ -40,42 +39,73 @@ def inspect(state: State, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
 
 
 def status(state: State) -> dict[str, Any]:
-    """Tiers, counters, sessions and index of this host, as plain values."""
+    """Tiers, counters, sessions and index of this host, as plain values.
+
+    The lock is held for copies only, whatever the number of blocks.
+    """
     now = state.clock()
     peers = _peers(state)
     usages = {number: _usage(tier) for number, tier in state.tiers.items() if number in OWN}
+    index = state.index.status()
+    demand = state.demand.status(now)
+    hot = hottest(state)
     with state.lock:
-        masks = state.table.tiers[list(state.table.rows.values())] if state.table.rows else np.zeros(0, np.uint8)
         usages[TierNumber.CPU] = state.cpu.usage()
-        return {
-            "epoch": state.cpu.arena.epoch,
-            "tiers": [
-                {
-                    "tier": _name(number),
-                    "label": getattr(state.tiers.get(number), "label", _name(number)),
-                    "capacity": usage.capacity,
-                    "used": usage.used,
-                    "blocks": int((masks >> np.uint8(number) & 1).sum()),
-                    "fault": usage.fault or (BACK if state.uncertain[number] else ""),
-                    "counters": usage.counters,
-                }
-                for number, usage in sorted(usages.items())
-            ],
-            "blocks": len(state.table) - len(state.abroad),
-            "sessions": sum(number < PEERS for number in state.ledger.sessions),
-            "leases": len(state.ledger.leases),
-            "leased_nbytes": sum(h.leased_nbytes for h in state.ledger.sessions.values()),
-            "reservations": len(state.ledger.reservations),
-            "pins": len(state.ledger.pins),
-            "pinned_nbytes": state.ledger.pinned_nbytes,
-            "held": [asdict(held) for held in state.ledger.held(now)[:HELD]],
-            "bandwidth": {_name(t): 1 / slow for t in TierNumber if (slow := state.pace.slowness(t, now))},
-            "admission": {"selective": state.admission.selective, "refused": dict(state.admission.refused)},
-            "peers": peers,
-            "index": state.index.status(),
-            "events": state.publishing() if state.publishing else None,
-            **state.stats.as_dict(),
-        }
+        blocks = list(state.accounts.blocks)
+        known = len(state.table) - len(state.abroad)
+        uncertain = dict(state.uncertain)
+        sessions = sum(number < PEERS for number in state.ledger.sessions)
+        ledger = state.ledger.snapshot()
+        bandwidth = {_name(t): 1 / slow for t in TierNumber if (slow := state.pace.slowness(t, now))}
+        stats = state.stats.as_dict()
+        condemned = state.stats.condemned
+        refused = dict(state.admission.refused)
+    leased = {_name(tier): nbytes for tier, nbytes in ledger.leased.items()}
+    return {
+        "epoch": state.cpu.arena.epoch,
+        "draining": state.draining,
+        "tiers": [
+            {
+                "tier": _name(number),
+                "label": getattr(state.tiers.get(number), "label", _name(number)),
+                "capacity": usage.capacity,
+                "used": usage.used,
+                "blocks": blocks[number],
+                "fault": usage.fault or (BACK if uncertain.get(number) else ""),
+                "counters": usage.counters,
+            }
+            for number, usage in sorted(usages.items())
+        ],
+        "blocks": known,
+        "sessions": sessions,
+        "leases": len(ledger.leases),
+        "leased": leased,
+        "leased_nbytes": sum(leased.values()),
+        "reservations": len(ledger.reservations),
+        "pins": len(ledger.pins),
+        "pinned_nbytes": ledger.pinned_nbytes,
+        "held": [asdict(held) for held in ledger.held(now)[:HELD]],
+        "oldest": ledger.oldest(now),
+        "stuck": ledger.stuck(now),
+        "bandwidth": bandwidth,
+        "admission": {"selective": state.admission.selective, "refused": refused},
+        "checksum_failures": _checksum_failures(condemned, usages, peers),
+        "hot": hot,
+        "peers": peers,
+        "index": index,
+        "events": state.publishing() if state.publishing else None,
+        **stats,
+        **demand,
+    }
+
+
+def _checksum_failures(
+    condemned: int, usages: Mapping[TierNumber, TierUsage], peers: Mapping[str, Any] | None
+) -> dict[str, int]:
+    """Payloads that were not what was stored: found by readers in memory, and when they came from a tier."""
+    said = {_name(number): usage.counters.get("corrupt", 0) for number, usage in usages.items()}
+    said |= {"peer": peers["counters"].get("corrupt", 0)} if peers else {}
+    return said | {"cpu": condemned}
 
 
 def _peers(state: State) -> dict[str, Any] | None:

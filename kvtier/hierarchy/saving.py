@@ -7,8 +7,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from kvtier.block import slot_nbytes
-from kvtier.errors import UsageError
+from kvtier.block import BlockHeader, slot_nbytes
+from kvtier.codecs.plan import kind_of
+from kvtier.errors import CorruptPayload, UsageError
 from kvtier.hierarchy.answers import GRANT, GrantState, Reserved
 from kvtier.hierarchy.ledger import Reservation
 from kvtier.hierarchy.limits import Limits
@@ -80,8 +81,8 @@ def reserve(
     return Reserved(ticket, grants, reason)
 
 
-def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> list[bool]:
-    """See `Session.commit`."""
+def commit(state: State, session: int, ticket: int, written: Sequence[int], raw: int = 0) -> list[bool]:
+    """See `Hierarchy.commit`."""
     visible = dict.fromkeys(written, False)
     table = state.table
     with state.lock:
@@ -94,6 +95,7 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
     keys, offsets = [booked.keys[i] for i in said], [booked.offsets[i] for i in said]
     whole, records = state.cpu.headers(keys, offsets, [booked.nbytes[i] for i in said])
     sound = {place: n for n, place in enumerate(said) if whole[n]}
+    codec = _codec_of(state, booked, min(sound)) if sound and raw else ""
     with state.lock:
         if state.ledger.end_reservation(ticket, session) is None:  # the session ended meanwhile
             return [False] * len(written)
@@ -121,6 +123,7 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
         state.place(placed, offsets, generations, records[[sound[place] for place in places]])
         state.enter(placed, TierNumber.CPU)
         state.stats.stored += len(placed)
+        state.stats.encoded(codec, [booked.nbytes[place] for place in places], raw)
         # Blocks behind these may have been there before, and did not know their parents.
         chain = np.array([table.rows.get(key or b"", -1) for key in parents], np.int64)
         state.link(chain)
@@ -131,6 +134,15 @@ def commit(state: State, session: int, ticket: int, written: Sequence[int]) -> l
 def staging_nbytes(state: State, limits: Limits) -> int:
     """Bytes of the CPU tier that saves leave to blocks that come up from other tiers."""
     return int(limits.staging_reserve * state.cpu.pool.capacity)
+
+
+def _codec_of(state: State, booked: Reservation, place: int) -> str:
+    """What the plan is called by which a block was encoded; it goes for all blocks of one save."""
+    try:
+        header = BlockHeader.unpack(state.cpu.arena.payload(booked.offsets[place], booked.nbytes[place]))
+    except CorruptPayload:  # a client that writes there still
+        return kind_of("")
+    return kind_of(header.plan)
 
 
 def _refusal(state: State, size: int, budget: int, kept: int, *, first: bool) -> str:

@@ -16,6 +16,7 @@ from kvtier.eviction.admission import Admission
 from kvtier.eviction.base import EvictionPolicy
 from kvtier.eviction.registry import policy
 from kvtier.hierarchy.accounts import Accounts
+from kvtier.hierarchy.demand import Demand
 from kvtier.hierarchy.device import DeviceSlots
 from kvtier.hierarchy.ledger import Lease, Ledger
 from kvtier.hierarchy.limits import Rules
@@ -30,6 +31,8 @@ from kvtier.tiers.cpu import CpuTier
 
 OWED = 1 << 16
 """Dropped blocks that are remembered for a tier that is away; with more of them it is gone through when it is back."""
+EVICTED = frozenset(("cpu_evicted", "gpu_evicted", "nvme_evicted", "nvme_behind", "quota"))
+"""Why blocks leave a tier to make room."""
 UNFETCHED = 1 << 14
 """Blocks that are remembered because other hosts did not give them."""
 
@@ -58,6 +61,7 @@ class State:
         """Of the tiers of this host: what is known of other hosts has no keyspace."""
         self.ledger = Ledger()
         self.stats = Stats()
+        self.demand = Demand(clock())
         self.cpu = cpu
         self.tiers = dict(tiers)
         self.device = DeviceSlots(self.table, self.tiers.get(TierNumber.GPU))
@@ -218,9 +222,17 @@ class State:
         if tier is TierNumber.PEER:
             self._unlearn(here.tolist())
             return
+        self._age(here, tier, why)
         self._drop(here[best == 0].tolist(), why)
-        for now in OWN:
-            self._tell(here[(best == now) & (former != now)].tolist(), now)
+        for other in OWN:
+            self._tell(here[(best == other) & (former != other)].tolist(), other)
+
+    def _age(self, rows: NDArray[np.int64], tier: TierNumber, why: str) -> None:
+        """Note how long ago blocks were used that made room."""
+        if why in EVICTED:
+            ages, now = self.stats.evicted[tier.name.lower()], self.clock()
+            for used in self.table.used[rows].tolist():
+                ages.observe(max(0.0, now - used))
 
     def _free(self, rows: Sequence[int]) -> None:
         """Let go of the slots of these blocks."""
@@ -237,6 +249,7 @@ class State:
         if gone:
             self.index.discard(gone)
             self.stats.dropped[why] += len(gone)
+            self.demand.dropped(gone, evicted=why in EVICTED)
 
     def _unlearn(self, rows: Sequence[int]) -> None:
         """It is known no more that other hosts have these."""

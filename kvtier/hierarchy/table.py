@@ -143,6 +143,10 @@ class BlockTable:
         """Its number; -1 for a keyspace that no block is of."""
         return self._spaces.get(space, -1)
 
+    def space_names(self) -> list[bytes]:
+        """The keyspaces, by their numbers."""
+        return list(self._spaces)
+
     def parent_of(self, row: int) -> int | None:
         """Row of the block before it, if that is still known."""
         parent = int(self.parent[row])

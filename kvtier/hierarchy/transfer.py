@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,9 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
     keys = [block.key for block in held]
     slots = Slots.of([block.offset for block in held], [block.nbytes for block in held])
     with state.writes[tier]:
+        began = time.perf_counter()
         answer = ask(state, tier, lambda t: t.write(keys, slots))
+        took = time.perf_counter() - began
         if answer is None:
             return []
         dropped = set(ask(state, tier, lambda t: t.dropped()) or [])
@@ -99,6 +102,7 @@ def write(state: State, tier: TierNumber, held: Sequence[Held]) -> list[Held]:
         places = _places(state, tier, keys)
         orphans, refused, stored = [], [], []
         with state.lock:
+            state.stats.transfers["cpu", tier.name.lower()].observe(took)
             for block, ok in zip(held, answer, strict=True):
                 row = state.row(block.key)
                 if not ok:
@@ -132,7 +136,9 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
     """
     keys = [landing.key for landing in landings]
     slots = Slots.of([landing.offset for landing in landings], [landing.nbytes for landing in landings])
+    began = time.perf_counter()
     answer = ask(state, tier, lambda t: t.read(keys, slots))
+    took = time.perf_counter() - began
     # Still granted to nobody else, the slots are read without the lock.
     whole, records = state.cpu.headers(keys, slots.offsets.tolist(), slots.nbytes.tolist())
     whole &= np.array(answer or [False] * len(keys), np.bool_)
@@ -143,6 +149,8 @@ def read(state: State, tier: TierNumber, landings: Sequence[Landing], *, asked: 
     lost: list[int] = []
     with state.lock:
         table, name = state.table, state.tiers[tier].name
+        if answer is not None:
+            state.stats.transfers[tier.name.lower(), "cpu"].observe(took)
         for i, (landing, sound) in enumerate(zip(landings, whole.tolist(), strict=True)):
             row = state.row(landing.key)
             if row is not None and table.life[row] != landing.life:

@@ -160,7 +160,9 @@ class LocalIndex:
             "nodes_alive": len(self._store.nodes),
             "lookups": self._lookups,
             "round_trips": 0,
+            "breaker_open": False,
             "queued": 0,
+            "lag": 0.0,
             "told": self._told,
             "needs_publish": self._needs_publish,
         }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 Updates = dict[bytes, bytes]
@@ -22,10 +23,13 @@ class Pending:
         dropped: updates dropped at the bound.
     """
 
-    def __init__(self, limit: int) -> None:
-        """Take the largest number of keys to keep."""
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the largest number of keys to keep, and a monotonic clock."""
         self.dropped = 0
         self._limit = limit
+        self._clock = clock
+        self._since: dict[bytes, float] = {}
+        """When the first word of each key was queued that is not told, oldest first."""
         self._updates: Updates = {}
         self._flying: Updates = {}
         self._nudged = False
@@ -35,10 +39,20 @@ class Pending:
     def __len__(self) -> int:
         return len(self._updates) + len(self._flying)
 
+    @property
+    def lag(self) -> float:
+        """Seconds for which the oldest update has waited to be told."""
+        with self._changed:
+            oldest = next(iter(self._since.values()), None)
+            return 0.0 if oldest is None else self._clock() - oldest
+
     def update(self, updates: Iterable[tuple[bytes, bytes]]) -> bool:
         """Queue; False when the bound was passed and everything was dropped."""
         with self._changed:
-            self._updates.update(updates)
+            now, new = self._clock(), dict(updates)
+            for key in new:
+                self._since.setdefault(key, now)
+            self._updates.update(new)
             self._changed.notify_all()
             return self._within_bound()
 
@@ -54,6 +68,11 @@ class Pending:
         """These were told."""
         with self._changed:
             self._land(batch)
+            now = self._clock()
+            for key in batch:
+                self._since.pop(key, None)
+                if key in self._updates:  # it has changed since; when is not known
+                    self._since[key] = now
             self._changed.notify_all()
 
     def put_back(self, batch: Updates) -> bool:
@@ -71,7 +90,7 @@ class Pending:
     def clear(self) -> None:
         """Drop everything that is not in flight."""
         with self._changed:
-            self._updates.clear()
+            self._drop()
             self._changed.notify_all()
 
     def nudge(self) -> None:
@@ -108,10 +127,14 @@ class Pending:
         for key in batch:
             self._flying.pop(key, None)
 
+    def _drop(self) -> None:
+        self._updates.clear()
+        self._since = {key: since for key, since in self._since.items() if key in self._flying}
+
     def _within_bound(self) -> bool:
         if len(self._updates) <= self._limit:
             return True
         self.dropped += len(self._updates)
-        self._updates.clear()
+        self._drop()
         self._changed.notify_all()
         return False

@@ -80,7 +80,7 @@ class RedisIndex:
         self._find_at = clock()
         teller = Teller(masters, life)
         rest = self._closed.wait if run else (lambda _seconds: None)
-        self._writer = Writer(away, teller, options, rest)
+        self._writer = Writer(away, teller, options, rest, clock)
         self._reader = Reader(lookups, slow, self._writer.pending.nudge, life)
         self._sweeper = Sweeper(masters, options, clock, self._met)
         lookups.wake = self._writer.pending.nudge
@@ -178,8 +178,10 @@ class RedisIndex:
             "unasked": reader.unasked,
             "unanswered": reader.unanswered,
             "breaker_opened": reader.breaker.opened,
+            "breaker_open": not reader.breaker.closed,
             "masters": len(self._masters.all),
             "queued": len(writer.pending),
+            "lag": writer.pending.lag,
             "told": writer.told,
             "dropped": writer.pending.dropped,
             "update_errors": writer.errors,

@@ -34,12 +34,17 @@ class Writer:
     """
 
     def __init__(
-        self, breaker: Breaker, teller: Teller, options: RedisIndexOptions, rest: Callable[[float], object]
+        self,
+        breaker: Breaker,
+        teller: Teller,
+        options: RedisIndexOptions,
+        rest: Callable[[float], object],
+        clock: Callable[[], float],
     ) -> None:
-        """Take whom to tell for, paces and bounds, and how to rest for some seconds."""
+        """Take whom to tell for, paces and bounds, how to rest for some seconds, and a monotonic clock."""
         self.breaker = breaker
         self.teller = teller
-        self.pending = Pending(options.max_pending)
+        self.pending = Pending(options.max_pending, clock)
         self.needs_publish = True
         self.superseded = False
         self.told = self.errors = 0

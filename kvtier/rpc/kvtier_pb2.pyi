@@ -489,6 +489,7 @@ class CommitRequest(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     WRITTEN_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     after: _builtins.int
     call: _builtins.int
@@ -497,6 +498,8 @@ class CommitRequest(_message.Message):
     """u32 positions"""
     seconds: _builtins.float
     """how long the save took"""
+    raw: _builtins.int
+    """bytes of the KV of each block as its model has it; 0 when that is not said"""
     def __init__(
         self,
         *,
@@ -505,10 +508,11 @@ class CommitRequest(_message.Message):
         call: _builtins.int = ...,
         written: _builtins.bytes = ...,
         seconds: _builtins.float = ...,
+        raw: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "call", b"call", "seconds", b"seconds", "session", b"session", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "call", b"call", "raw", b"raw", "seconds", b"seconds", "session", b"session", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

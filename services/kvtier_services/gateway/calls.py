@@ -276,7 +276,7 @@ class Calls(DoorServicer):
         # Who maps the arena wrote there itself; of the others only what came and was found whole counts.
         there = written if guest.caller is ENGINE else [i for i in written if i in ticket.received]
         seconds = request.seconds if guest.caller.admin else 0.0
-        visible = self._hierarchy.commit(guest.session, ticket.number, there, seconds)
+        visible = self._hierarchy.commit(guest.session, ticket.number, there, seconds, request.raw)
         seen = dict(zip(there, visible, strict=True))
         return pb.CommitReply(visible=bytes(seen.get(i, False) for i in written))
 

@@ -11,6 +11,7 @@ import pytest
 from kvtier.errors import ConfigError
 from kvtier.eviction import admission as module
 from kvtier.eviction.admission import DAY, HOUR, Admission
+from kvtier.eviction.ghosts import GHOSTS, WAYS
 
 SIZE = 4096
 
@@ -135,7 +136,7 @@ def test_a_batch_remembers_every_block_of_it():
     """Also those that share a set of places: more blocks than there are sets cannot all have their own."""
     admission = Admission("second", 0, lambda: 0.0)
     admission.usage(100, 100, 0)
-    keys = [number.to_bytes(8, "little") + bytes(26) for number in range(1, 1 + 3 * len(admission._ghosts))]
+    keys = [number.to_bytes(8, "little") + bytes(26) for number in range(1, 1 + 3 * (GHOSTS // WAYS))]
     none = [False] * len(keys)
     assert admission.admit(keys, [SIZE] * len(keys), none) == none
     assert all(admission.admit(keys, [SIZE] * len(keys), none))

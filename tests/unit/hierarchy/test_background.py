@@ -587,7 +587,7 @@ def test_the_status_adds_up():
         session.release(matched.lease, 0.003)
         session.commit(99, [], seconds=0.2)
         seconds = session.status()["seconds"]
-        assert {what: one["count"] for what, one in seconds.items()} == {"load": 1, "save": 1}
+        assert {what: one["count"] for what, one in seconds.items()} == {"match": 1, "load": 1, "save": 1}
         assert host.hierarchy.inspect(keys([1]))[0]["nbytes"] == NBYTES
 
 
