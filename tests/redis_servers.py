@@ -22,7 +22,7 @@ ACL = (
     "resetchannels ~* -@all +ping +select +get +mget +set +del +hget +hset +hdel +hgetall +time +scan "
     "+eval +evalsha +script|load +cluster|slots"
 )
-"""What kvtier's user needs; docs/operations.md has the same line."""
+"""What kvtier's user needs; docs/redis.md has the same line."""
 
 
 @dataclass(slots=True)

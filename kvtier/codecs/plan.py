@@ -44,7 +44,7 @@ KINDS = (*(name for name in NAMED if name != "mixed"), "other")
 """What `kind_of` says of plans of blocks."""
 RAW = Scheme("raw")
 LONGEST = 1 << 16
-"""Characters that are looked at; canonical texts of more than 3,976 fit no block header."""
+"""Characters that are looked at; canonical texts of more than 3,952 fit no block header."""
 DEPTH = 3
 """Brackets in one another that a plan may have."""
 

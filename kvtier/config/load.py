@@ -89,15 +89,16 @@ def _fields(values: msgspec.Struct, kind: type[msgspec.Struct]) -> str:
         value = getattr(values, info.name)
         if not isinstance(value, msgspec.Struct):
             said = next(meta.description for meta in info.type.__metadata__ if meta.description)
-            lines += [f"# {said}", f"{info.name} = {_written(value)}"]
+            lines += [f"# {said}", f"{info.name} = {written(value)}"]
     return "\n".join(lines)
 
 
-def _written(value: object) -> str:
+def written(value: object) -> str:
+    """A value as a kvtier.toml has it."""
     if isinstance(value, str | Size | Duration):
         return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(written, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
