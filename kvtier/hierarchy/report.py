@@ -63,6 +63,7 @@ def status(state: State) -> dict[str, Any]:
     leased = {_name(tier): nbytes for tier, nbytes in ledger.leased.items()}
     return {
         "epoch": state.cpu.arena.epoch,
+        "started": state.started,
         "draining": state.draining,
         "tiers": [
             {

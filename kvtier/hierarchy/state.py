@@ -67,6 +67,7 @@ class State:
         self.device = DeviceSlots(self.table, self.tiers.get(TierNumber.GPU))
         self.index = index
         self.clock = clock
+        self.started = clock()
         self.policies: dict[TierNumber, EvictionPolicy] = {
             TierNumber.CPU: policy(rules.policy, lambda row: self.table.keys[row])
         }

@@ -69,6 +69,19 @@ class Exporter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a host serves, for who asks on a thread of its own.
+
+    Attributes:
+        why_not: why it does not; empty while it does.
+        tenants: what each tenant of the remote door has, as plain values.
+    """
+
+    why_not: Callable[[], str]
+    tenants: Callable[[], list[dict[str, Any]]]
+
+
 class Publisher(Protocol):
     """What routers follow."""
 
@@ -127,7 +140,7 @@ class Parts:
     hands: Mapping[TierNumber, Sequence[Hand]]
     index: Callable[[Settings, str], Index]
     door: Callable[[Hierarchy, Settings], Door]
-    exporter: Callable[[Hierarchy, Settings], Exporter]
+    exporter: Callable[[Hierarchy, Settings, Serving], Exporter]
     writer_gone: Callable[[Arena], Callable[[int], bool]]
     peers: Callable[[Arena, Settings], Peers | None] | None = None
 
@@ -227,6 +240,18 @@ class CpuTierActor:
             return {"written": 0, "lost": 0}
         return await asyncio.to_thread(self._close, hierarchy, flush_seconds)
 
+    def _why_not(self) -> str:
+        """Why the host does not serve; empty while it does."""
+        if self._door is None:
+            return self._fault or "the door is shut: the host begins, or ends"
+        draining = self._hierarchy is not None and self._hierarchy.state.draining
+        return "the host is being emptied: it takes no saves" if draining else ""
+
+    def _tenants(self) -> list[dict[str, Any]]:
+        remote = self._door.remote() if self._door is not None else None
+        tenants: list[dict[str, Any]] = remote["tenants"] if remote else []
+        return tenants
+
     async def _run(self) -> None:
         while True:
             try:
@@ -290,7 +315,7 @@ class CpuTierActor:
             raise
         if peers is not None:
             peers.serve(hierarchy.lending)
-        self._exporter = parts.exporter(hierarchy, settings)
+        self._exporter = parts.exporter(hierarchy, settings, Serving(self._why_not, self._tenants))
         self._events = open_events(hierarchy, settings)
         return hierarchy
 

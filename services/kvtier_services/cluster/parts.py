@@ -9,7 +9,7 @@ from functools import partial
 from kvtier.config.schema import folder
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.memory.arena import Arena
-from kvtier_services.actors.cpu_tier import Door
+from kvtier_services.actors.cpu_tier import Door, Serving
 from kvtier_services.actors.hands import status_of
 from kvtier_services.gateway import control, tokens
 from kvtier_services.gateway.doors import Doors
@@ -38,10 +38,17 @@ def open_door(hierarchy: Hierarchy, settings: Settings) -> Door:
     return Doors(front(salt=register.local_salt), side)
 
 
-def open_exporter(hierarchy: Hierarchy, settings: Settings) -> Exporter:
+def open_exporter(hierarchy: Hierarchy, settings: Settings, serving: Serving) -> Exporter:
     """The Prometheus exporter of a host."""
     metrics = settings.config.metrics
-    return Exporter(partial(status_of, hierarchy), host=metrics.host, port=metrics.port)
+    return Exporter(
+        partial(status_of, hierarchy),
+        name=host_name(),
+        host=metrics.host,
+        port=metrics.port,
+        why_not=serving.why_not,
+        tenants=serving.tenants,
+    )
 
 
 def writer_gone(arena: Arena) -> Callable[[int], bool]:

@@ -162,7 +162,7 @@ class Tenant:
         return lambda: self.quota.pinned - self._pinned(hierarchy)
 
     def status(self, hierarchy: Hierarchy) -> dict[str, Any]:
-        """What it has, as plain values."""
+        """What it has, as plain values; on any thread."""
         state = hierarchy.state
         with state.lock:
             spaces = self._numbers(hierarchy)
@@ -198,11 +198,11 @@ class Tenant:
 
     def _numbers(self, hierarchy: Hierarchy) -> frozenset[int]:
         table = hierarchy.state.table
-        return frozenset(number for space in self.spaces if (number := table.known_space(space)) >= 0)
+        return frozenset(number for space in list(self.spaces) if (number := table.known_space(space)) >= 0)
 
     def _reserved(self, hierarchy: Hierarchy) -> int:
         sessions = hierarchy.state.ledger.sessions
-        return sum(sessions[number].reserved_nbytes for number in self.sessions if number in sessions)
+        return sum(sessions[number].reserved_nbytes for number in list(self.sessions) if number in sessions)
 
     def _pinned(self, hierarchy: Hierarchy) -> int:
         state, spaces = hierarchy.state, self._numbers(hierarchy)

@@ -132,7 +132,7 @@ class RemoteDoor:
             "tls": self._listen.certificate is not None,
             "faults": [fault for fault in (self.register.fault, self._renewed.fault if self._renewed else "") if fault],
             "counters": dict(self._desk.counters),
-            "tenants": [tenant.status(self._hierarchy) for tenant in self.register.tenants.values()],
+            "tenants": [tenant.status(self._hierarchy) for tenant in list(self.register.tenants.values())],
         }
 
     async def start(self) -> None:

@@ -11,8 +11,7 @@ from kvtier.client.local import LocalSession
 from kvtier.memory.arena import Arena
 from kvtier.testing.session import CAPACITY, NBYTES, chain, host_over, save
 from kvtier.tiers.base import TierNumber
-from kvtier_services.monitor import metrics
-from kvtier_services.monitor.metrics import Exporter, HostCollector
+from kvtier_services.monitor.metrics import METRICS, Exporter, HostCollector, exporter
 from tests.fleet_fixture import Fleet, patiently
 from tests.hierarchy_fixture import SLOT_NBYTES, keys
 from tests.hierarchy_fixture import save as fleet_save
@@ -76,13 +75,13 @@ def test_a_scripted_hour(host, session, value):
     assert value("kvtier_refused_blocks_total", reason="too_large") == 1
     assert value("kvtier_sessions") == 1
     assert value("kvtier_leases") == 1
-    assert value("kvtier_leased_bytes") == 3 * slot_nbytes(NBYTES)
+    assert value("kvtier_leased_bytes", tier="cpu") == 3 * slot_nbytes(NBYTES)
     assert value("kvtier_tier_capacity_bytes", tier="cpu") == host.hierarchy.state.cpu.pool.capacity
     assert value("kvtier_tier_blocks", tier="cpu") == 3
     assert value("kvtier_tier_blocks", tier="nvme") == 3
     assert value("kvtier_tier_up", tier="nvme") == 1
     assert value("kvtier_blocks") == 3
-    assert value("kvtier_index_up", kind="local") == 1
+    assert value("kvtier_index_up") == 1
     assert value("kvtier_index_mended_blocks_total", what="missing") == 0
     assert value("kvtier_load_seconds_bucket", le="0.0025") == 0
     assert value("kvtier_load_seconds_bucket", le="0.005") == 1
@@ -92,7 +91,7 @@ def test_a_scripted_hour(host, session, value):
 
     assert session.pin(chain(0, 2), 60.0) == 2
     assert value("kvtier_pins") == 2
-    assert value("kvtier_pinned_bytes") == 2 * slot_nbytes(NBYTES)
+    assert value("kvtier_pinned_bytes", tier="cpu") == 2 * slot_nbytes(NBYTES)
     assert 0 <= value("kvtier_oldest_seconds", kind="lease") < 60
     assert value("kvtier_oldest_seconds", kind="reservation") == 0
     assert value("kvtier_queue", queue="moves") == 0
@@ -105,31 +104,33 @@ def test_a_scripted_hour(host, session, value):
     assert value("kvtier_leases") == 0
 
 
-def test_an_emulated_gpu_is_labelled_so():
-    tier = {
-        "tier": "gpu",
-        "label": "gpu(host)",
-        "capacity": 2,
-        "used": 1,
-        "blocks": 1,
-        "fault": "x",
-        "counters": {"e": 3},
-    }
-    families = {family.name: family.samples for family in metrics._tiers([tier])}
-    assert {sample.labels["tier"] for samples in families.values() for sample in samples} == {"gpu(host)"}
-    assert families["kvtier_tier_up"][0].value == 0
+def samples_of(prefix, **status):
+    """Of the metrics whose names begin so, of a status that has only this."""
+    families = (metric for metric in METRICS if metric.name.startswith(prefix))
+    return {(metric.name, *labels): value for metric in families for labels, value in metric.read(status).items()}
+
+
+def test_an_emulated_gpu_is_a_gpu():
+    tier = {"tier": "gpu", "label": "gpu(host)", "capacity": 2, "used": 1, "blocks": 1, "fault": "x"}
+    found = samples_of("kvtier_tier_", tiers=[tier | {"counters": {"write_error": 3}}], bandwidth={})
+    assert {labels[0] for _, *labels in found} == {"gpu"}
+    assert found["kvtier_tier_up", "gpu"] == 0
+    assert (found["kvtier_tier_events", "gpu", "write_error"], found["kvtier_tier_events", "gpu", "refused"]) == (3, 0)
+
+
+def test_what_goes_down_again_is_no_counter():
+    tier = {"tier": "cpu", "capacity": 2, "used": 1, "blocks": 1, "fault": "", "counters": {"quarantined": 4}}
+    assert not samples_of("kvtier_tier_events", tiers=[tier])
+    assert samples_of("kvtier_quarantined", tiers=[tier]) == {("kvtier_quarantined_blocks",): 4}
 
 
 def test_each_device_of_a_tier_has_series_of_its_own():
     """The tier's own series are the sums: adding up a metric over its labels must not count anything twice."""
-    well = {"device": "/mnt/a", "capacity": 2, "used": 1, "blocks": 7, "fault": "", "counters": {"e": 3}}
+    well = {"device": "/mnt/a", "capacity": 2, "used": 1, "blocks": 7, "fault": "", "counters": {"corrupt": 3}}
     ill = {"device": "/mnt/b", "capacity": 3, "used": 2, "blocks": 5, "fault": "x", "counters": {}}
     tier = {"tier": "nvme", "label": "nvme", "devices": [well, ill]}
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in metrics._devices([tier])
-        for sample in family.samples
-    }
+    found = samples_of("kvtier_device_", tiers=[tier])
+    events = {name: found.pop(name) for name in list(found) if name[0] == "kvtier_device_events"}
     assert found == {
         ("kvtier_device_used_bytes", "nvme", "/mnt/a"): 1,
         ("kvtier_device_used_bytes", "nvme", "/mnt/b"): 2,
@@ -139,22 +140,22 @@ def test_each_device_of_a_tier_has_series_of_its_own():
         ("kvtier_device_blocks", "nvme", "/mnt/b"): 5,
         ("kvtier_device_up", "nvme", "/mnt/a"): 1,
         ("kvtier_device_up", "nvme", "/mnt/b"): 0,
-        ("kvtier_device_events_total", "nvme", "/mnt/a", "e"): 3,
     }
-    assert list(metrics._devices([tier | {"devices": []}])) == []
+    assert {name[2:]: count for name, count in events.items() if count} == {("/mnt/a", "corrupt"): 3}
+    assert samples_of("kvtier_device_", tiers=[tier | {"devices": []}]) == {}
 
 
 def test_a_busy_port_is_said_and_not_fatal(monkeypatch):
-    def start(*_args):
+    def listen(*_args):
         raise OSError(98, "Address already in use")
 
-    monkeypatch.setattr(metrics, "start_http_server", start)
-    exporter = Exporter(dict, host="127.0.0.1", port=9400)
-    assert exporter.url == ""
-    assert exporter.fault == (
+    monkeypatch.setattr(exporter, "listen", listen)
+    made = Exporter(dict, name="a", host="127.0.0.1", port=9400)
+    assert made.url == ""
+    assert made.fault == (
         "no metrics: cannot listen on 127.0.0.1:9400 (Address already in use); set metrics.port to a free one, or 0"
     )
-    exporter.close()
+    made.close()
 
 
 def test_events_are_counted_where_there_are_any(host, value):
