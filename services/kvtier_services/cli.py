@@ -70,6 +70,15 @@ def root(
 def up(
     config: ConfigOption = None,
     address: Annotated[str, typer.Option(help="host:port of a running Ray cluster to use.")] = "",
+    *,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay",
+            help="Stay in the foreground until SIGTERM: wait for the cluster, and start again what is gone of the "
+            "controller. The tiers live on.",
+        ),
+    ] = False,
 ) -> None:
     """Start this host's kvtier: Ray, Redis and the tiers. Where it runs already, say so."""
     from msgspec.structs import replace
@@ -80,6 +89,11 @@ def up(
     settings = load(config)
     if address:
         settings = replace(settings, ray=replace(settings.ray, address=address))
+    if stay:
+        from kvtier_services.cluster.stay import stay as remain
+
+        remain(settings, str(find(config) or ""))
+        return
     with _steps() as say:
         started = start(settings, source=str(find(config) or ""), say=say)
     _started(started, "is up")

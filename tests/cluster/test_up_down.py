@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,64 +18,16 @@ from kvtier.testing.session import save
 from kvtier_services.cluster import process, state
 from kvtier_services.cluster.process import Process
 from kvtier_services.cluster.state import Running
+from tests.cluster.foreign import ForeignRay, foreign_ray
 from tests.cluster.kit import Cluster, blocks_read, environment, within
 
 LEFT_IN_RUN_DIR = {"up.lock", "redis.lock"}
 
 
-@dataclass(frozen=True)
-class ForeignRay:
-    """A Ray head that kvtier did not start."""
-
-    head: Process
-    address: str
-    token: str
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.token}
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 @pytest.fixture(scope="module")
 def foreign() -> Iterator[ForeignRay]:
-    temp = tempfile.mkdtemp(prefix="ray-")
-    token = Path(temp, "token")
-    token.write_text("0123456789abcdef" * 4)
-    names = ("port", "node-manager-port", "object-manager-port", "dashboard-agent-grpc-port", "ray-client-server-port")
-    names += ("dashboard-agent-listen-port", "runtime-env-agent-port", "metrics-export-port")
-    flags = [f"--{name}={port}" for name, port in zip(names, free_ports(len(names)), strict=True)]
-    flags += ["--min-worker-port=0", "--max-worker-port=0", "--num-cpus=0", "--object-store-memory=80000000"]
-    flags += ["--include-dashboard=false", f"--temp-dir={temp}"]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags],
-        env=environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token), RAY_USAGE_STATS_ENABLED="0"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    head = Process.of(child.pid)
-    try:
-        address = within(
-            60.0, lambda: current.read_text() if (current := Path(temp, "ray_current_cluster")).exists() else ""
-        )
-        yield ForeignRay(head, address.strip(), str(token))
-    finally:
-        tree = head.tree()
-        assert not process.end(lambda: tree, 10.0)
-        child.wait(5.0)
-        shutil.rmtree(temp, ignore_errors=True)
+    with foreign_ray() as made:
+        yield made
 
 
 def temporary_ray_folders() -> set[str]:

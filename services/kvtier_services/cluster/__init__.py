@@ -6,6 +6,7 @@
     actors      the only module with `ray`: places, finds, calls and kills actors
     parts       what the CPU tier's process gets from the layers above it
     up, down    the two commands; farewell: the part of `down` that needs Ray, as a process with a deadline
+    stay        `up --stay`: in a pod, or under systemd
     look        who runs, and the status
 
 What `up` starts, it first writes into the state file: an `up` that is cut short can be ended by `down` too. What that

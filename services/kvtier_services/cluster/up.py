@@ -99,10 +99,24 @@ def host_notes(host: dict[str, Any]) -> list[str]:
 
 
 def _start(settings: Settings, source: str, say: Say) -> tuple[Running, list[dict[str, Any]]]:
+    notebook = _Notebook(settings, begun(settings, source))
+    try:
+        settings = _start_index(settings, notebook, say)
+        _start_ray(settings, notebook, say)
+        hosts = _start_actors(settings, notebook.running, say)
+        return notebook.write(starting=False), hosts
+    except BaseException:
+        say("ending what was started")
+        clean(notebook.running, settings.run_dir, flush_seconds=0.0)
+        raise
+
+
+def begun(settings: Settings, source: str) -> Running:
+    """What is written down before anything is started."""
     me = Process.of(os.getpid())
     if me is None:
         raise ConfigError("this process cannot be found in /proc; is it mounted?")
-    running = Running(
+    return Running(
         version=state.VERSION,
         run=secrets.token_hex(8),
         started=time.time(),
@@ -116,16 +130,6 @@ def _start(settings: Settings, source: str, say: Say) -> tuple[Running, list[dic
         host=settings.config.ray.host,
         written=_written(source),
     )
-    notebook = _Notebook(settings, running)
-    try:
-        settings = _start_index(settings, notebook, say)
-        _start_ray(settings, notebook, say)
-        hosts = _start_actors(settings, notebook.running, say)
-        return notebook.write(starting=False), hosts
-    except BaseException:
-        say("ending what was started")
-        clean(notebook.running, settings.run_dir, flush_seconds=0.0)
-        raise
 
 
 class _Notebook:
@@ -143,8 +147,7 @@ class _Notebook:
 def _start_index(settings: Settings, notebook: _Notebook, say: Say) -> Settings:
     index = settings.config.index
     if index.url != "embedded":
-        spoken = "" if index.password_file or index.url == "local" else RedisAddress(index.url).credentials()[-1]
-        return replace(settings, redis_url=index.url, redis_password=Secret(spoken))
+        return with_index(settings)
     say("starting Redis")
     notebook.write(redis=True)
     host = settings.config.ray.host
@@ -153,6 +156,13 @@ def _start_index(settings: Settings, notebook: _Notebook, say: Say) -> Settings:
     return replace(
         settings, redis_url=server.url, redis_password=Secret(Path(server.password_file).read_text(encoding="utf-8"))
     )
+
+
+def with_index(settings: Settings) -> Settings:
+    """Settings with an index that is there already."""
+    index = settings.config.index
+    spoken = "" if index.password_file or index.url == "local" else RedisAddress(index.url).credentials()[-1]
+    return replace(settings, redis_url=index.url, redis_password=Secret(spoken))
 
 
 def _start_ray(settings: Settings, notebook: _Notebook, say: Say) -> None:
