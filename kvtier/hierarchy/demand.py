@@ -11,10 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from kvtier.eviction.ghosts import Ghosts, numbers_of
-from kvtier.hierarchy.window import Window
+from kvtier.hierarchy.window import Window, part_of
 from kvtier.tiers.base import TierNumber
 
 WAITING = 1 << 16
@@ -75,15 +76,11 @@ class Demand:
     def read(self) -> None:
         """Read what waits."""
         with self._reading:
-            while self._notes:
-                note = self._notes.popleft()
-                self._read += len(note.keys)
-                if isinstance(note, Asked):
-                    self._take(note)
-                elif note.evicted:
-                    self._evicted.remember(numbers_of(note.keys))
-                else:
-                    self._evicted.forget(numbers_of(note.keys))
+            notes = [self._notes.popleft() for _ in range(len(self._notes))]
+            self._read += sum(len(note.keys) for note in notes)
+            self._see([note for note in notes if isinstance(note, Asked)])
+            for note in notes:
+                self._remember(note)
 
     def status(self, now: float) -> dict[str, Any]:
         """The window, and how many blocks were asked for and missed after they were evicted, once for each eviction."""
@@ -97,8 +94,20 @@ class Demand:
         if self._left - self._read > WAITING:
             self.read()
 
-    def _take(self, note: Asked) -> None:
-        hashes = numbers_of(note.keys)
-        self._window.note(note.when, note.blocks, note.hits, hashes)
-        if note.absent:
-            self._regrets += self._evicted.forget(hashes[len(hashes) - note.absent :])
+    def _see(self, notes: Sequence[Asked]) -> None:
+        """Many at once: a small array costs as much as a large one."""
+        for part, some in groupby(notes, lambda note: part_of(note.when)):
+            keys: list[bytes] = []
+            for note in some:
+                self._window.note(part, note.blocks, note.hits)
+                keys += note.keys
+            self._window.see(part, numbers_of(keys))
+
+    def _remember(self, note: Asked | Dropped) -> None:
+        if isinstance(note, Asked):
+            if note.absent:
+                self._regrets += self._evicted.forget(numbers_of(note.keys[len(note.keys) - note.absent :]))
+        elif note.evicted:
+            self._evicted.remember(numbers_of(note.keys))
+        else:
+            self._evicted.forget(numbers_of(note.keys))

@@ -176,21 +176,25 @@ def count(state: State, look: Look) -> None:
         found += missed.pop("staging")  # a later call counts them
     if not wish.first:
         missed = {reason: blocks for reason, blocks in missed.items() if reason == "staging"}
-    hits = {_name(tier): int(n) for tier, n in enumerate(np.bincount(tiers).tolist()) if n}
+    hits = {tier: n for tier, n in enumerate(np.bincount(tiers).tolist()) if n}
     note = Asked(
         state.clock(),
         wish.keys if wish.first else (),
         len(rows) + sum(missed.values()),
-        hits,
+        {_name(tier): blocks for tier, blocks in hits.items()},
         missed.get("absent", 0),
     )
     with state.lock:
-        stats.hits.update(hits)
-        for tier in hits:
-            stats.tokens[tier] += int(table.tokens[rows[tiers == TierNumber[tier.upper()]]].sum())
-        stats.save_computing(int(table.tokens[rows].sum()), wish.prefill)
+        tokens = table.tokens[rows]
+        given = int(tokens.sum())
+        for tier, blocks in hits.items():
+            stats.hits[_name(tier)] += blocks
+            stats.tokens[_name(tier)] += given if len(hits) == 1 else int(tokens[tiers == tier].sum())
+        stats.save_computing(given, wish.prefill)
         table.came[rows] = 0
-        stats.misses.update(missed)
+        for reason, blocks in missed.items():
+            if blocks:
+                stats.misses[reason] += blocks
         if wish.first:
             stats.lookups["full" if found == asked else "partial" if found else "miss"] += 1
         state.demand.asked(note)
@@ -212,4 +216,7 @@ def _worth(state: State, wish: Wish, rows: NDArray[np.int64], now: float) -> int
 
 
 def _name(tier: int) -> str:
-    return TierNumber(tier).name.lower()
+    return _NAMES[tier]
+
+
+_NAMES = {int(tier): tier.name.lower() for tier in TierNumber}

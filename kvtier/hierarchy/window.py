@@ -17,6 +17,11 @@ PART = 300.0
 PARTS = 12
 
 
+def part_of(when: float) -> int:
+    """Number of the part of time that this belongs to, in seconds since the epoch."""
+    return int(when // PART)
+
+
 @dataclass(slots=True)
 class _Part:
     asked: int = 0
@@ -32,12 +37,16 @@ class Window:
         self._began = now
         self._parts: dict[int, _Part] = {}
 
-    def note(self, now: float, asked: int, hits: Mapping[str, int], hashes: NDArray[np.uint64]) -> None:
-        """So many blocks were asked for, of which so many were hits, by tier; and which they were."""
-        part = self._parts.setdefault(int(now // PART), _Part())
-        part.asked += asked
-        part.hits.update(hits)
-        part.seen.add(hashes)
+    def note(self, part: int, asked: int, hits: Mapping[str, int]) -> None:
+        """So many blocks were asked for in a part of time, of which so many were hits, by tier."""
+        here = self._parts.setdefault(part, _Part())
+        here.asked += asked
+        for tier, blocks in hits.items():
+            here.hits[tier] += blocks
+
+    def see(self, part: int, hashes: NDArray[np.uint64]) -> None:
+        """These were."""
+        self._parts.setdefault(part, _Part()).seen.add(hashes)
 
     def status(self, now: float, tiers: Iterable[str]) -> dict[str, Any]:
         """Blocks asked for, different ones among them, hits by tier, and the ceiling, as plain values.
@@ -45,7 +54,7 @@ class Window:
         The ceiling is the hit ratio of a cache that keeps everything, and was empty when the window began: each block
         is a miss the first time.
         """
-        latest = int(now // PART)
+        latest = part_of(now)
         self._parts = {at: part for at, part in self._parts.items() if latest - PARTS < at <= latest}
         parts = list(self._parts.values())
         asked = sum(part.asked for part in parts)
