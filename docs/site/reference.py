@@ -2,6 +2,7 @@
 
 configuration.md   every field of a kvtier.toml, from `kvtier.config`
 commands.md        every command and option, from the `kvtier` command itself
+metrics.md         every metric, from the exporter's table
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 import typer
 from msgspec import NODEFAULT, Meta, Struct
 
+from docs.site.metrics import metrics
 from kvtier.config import Config, Duration, Size
 from kvtier.config.load import written
 from kvtier_services.cli import app
@@ -126,7 +128,11 @@ def _commands(command: Any, name: str, level: int) -> Iterator[str]:
         yield "\n".join(["| | |", "|---|---|", *rows]) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration, "commands.md": commands}
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "commands.md": commands,
+    "metrics.md": metrics,
+}
 
 
 def main() -> None:
