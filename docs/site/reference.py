@@ -87,13 +87,19 @@ def _table(fields: Any) -> str:
 def _type(kind: Any) -> str:
     if hasattr(kind, "__metadata__"):
         metas = [meta for meta in kind.__metadata__ if isinstance(meta, Meta)]
-        bounds = [f"{word} {getattr(m, at):,}" for m in metas for at, word in _BOUNDS if getattr(m, at) is not None]
+        bounds = [
+            f"{word} {_number(getattr(m, at))}" for m in metas for at, word in _BOUNDS if getattr(m, at) is not None
+        ]
         return ", ".join([_type(kind.__origin__), *bounds])
     if get_origin(kind) is tuple:
         return f"list of {_type(get_args(kind)[0])}"
     if get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(map(_type, get_args(kind)))
     return _TYPES[kind]
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _cell(text: str) -> str:
@@ -125,7 +131,7 @@ def _commands(command: Any, name: str, level: int) -> Iterator[str]:
         if "--help" not in names
     ]
     if rows:
-        yield "\n".join(["| | |", "|---|---|", *rows]) + "\n"
+        yield "\n".join(["| option or argument | |", "|---|---|", *rows]) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {

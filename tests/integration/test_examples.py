@@ -1,0 +1,94 @@
+"""The Python of pages that need no model, as it stands, against a host in another process."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import pytest
+import torch
+
+import kvtier
+from kvtier.client.save import Saved
+from kvtier.events.publisher import Publisher
+from tests.door_fixture import Child, folders
+from tests.examples_fixture import blocks, run_page
+
+ELSEWHERE = {
+    "docs/remote.md": "needs a host named cache-1 with TLS; tests/integration/test_remote.py makes this call to one",
+}
+HERE = {"README.md", "docs/client.md", "docs/events.md", "docs/advisor.md"}
+WITH_A_MODEL = {
+    "docs/quickstart.md",
+    "docs/transformers.md",
+    "docs/flow.md",
+    "docs/pages.md",
+    "docs/pruning.md",
+    "docs/tutorial/layers.md",
+    "docs/tutorial/pruning.md",
+    "docs/tutorial/sharing.md",
+}
+"""Run by tests/engines/test_examples.py."""
+
+
+def test_every_page_with_python_is_run_or_says_why_not():
+    assert {block.page for block in blocks("python")} == HERE | WITH_A_MODEL | ELSEWHERE.keys()
+
+
+@pytest.fixture
+def host(monkeypatch, tmp_path):
+    """What `kvtier.connect()` finds."""
+    with folders() as (socket, arena):
+        config = tmp_path / "kvtier.toml"
+        config.write_text(f"run_dir = {json.dumps(str(socket.parent))}\n")
+        monkeypatch.setenv("KVTIER_CONFIG", str(config))
+        child = Child("host", str(socket), str(arena), str(64 << 20))
+        try:
+            child.says()
+            yield
+        finally:
+            child.kill()
+
+
+def test_the_readme_loads_in_its_second_run(host, capsys):
+    for loaded, saved in ((0, Saved(4, 0)), (256, Saved(0, 0))):
+        names = run_page("README.md", {})
+        names["cache"].close()
+        assert capsys.readouterr().out == f"{loaded} {saved}\n"
+
+
+def test_the_client_keeps_pins_and_drops(host):
+    names = run_page("docs/client.md", {})
+    assert names["n"] == 0
+    assert names["done"].result() == Saved(blocks=4, present=0)
+    with names["space"].match(names["token_ids"]) as hit:
+        assert hit.tokens == 0, "the last line clears the keyspace"
+    assert not names["cache"].counters
+    names["cache"].close()
+
+
+def test_a_router_follows_a_host(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prompt = list(range(100, 300))
+    spec = kvtier.KVSpec(layers=1, kv_heads=1, head_dim=8, dtype="float32")
+    with kvtier.open({"cpu": {"capacity": "4MiB"}}) as cache:
+        space = cache.keyspace(spec, model="m", revision="1")
+        assert space.save(prompt, torch.zeros(1, 2, 200, 1, 8)).result(10.0) == Saved(3, 0)
+        space.describe().write("K.json")
+        endpoint = f"ipc://{tmp_path}/events"
+        with closing(Publisher(cache.session._hierarchy.state, endpoint, node="box1")):
+            names = run_page(
+                "docs/events.md",
+                {"prompt": prompt},
+                address=f"tcp://box1:5557 -> {endpoint}",
+                # A router goes on for ever.
+                once="# blocks of it that box1 has -> \n        break",
+            )
+    assert names["view"].prefix(names["keyspace"].addresses(prompt)) == 3
+
+
+def test_advice_says_what_the_page_says():
+    names = run_page("docs/advisor.md", {})
+    first = names["advice"].ranked[0]
+    assert first.candidate.strategy.name == "layers(0-1/2:int4;1/2-1:k8v4)"
+    assert first.reason.startswith("loses least of what fits and needs no caution: KL up to 0.0036")
