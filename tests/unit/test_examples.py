@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import json
 import re
@@ -17,6 +18,7 @@ import yaml
 from kvtier.config import Config
 from kvtier.config.load import parse
 from kvtier_services.cli import app
+from kvtier_services.monitor.metrics import METRICS
 from tests.examples_fixture import PAGES, ROOT, blocks, prose, text_of
 
 LANGUAGES = {"python", "toml", "yaml", "json", "sh", "console", "text"}
@@ -181,6 +183,18 @@ def exists(name: str) -> bool:
             found = getattr(found, part)
         return True
     return False
+
+
+def test_metrics_that_are_named_exist():
+    known = set()
+    for metric in METRICS:
+        ends = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}[metric.kind]
+        known |= {metric.name + end for end in ends}
+    named = [(page, name) for page in PAGES for name in re.findall(r"(?<![\w:])kvtier_[a-z_]+\b\*?", text_of(page))]
+    for page, name in named:
+        if name != "kvtier_services":
+            assert fnmatch.filter(known, name), f"{page}: {name}"
+    assert len(named) > 100
 
 
 def test_the_readme_is_one_screen_of_what_and_why():
