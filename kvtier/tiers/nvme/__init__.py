@@ -35,8 +35,9 @@ block engine. What keeps it honest:
 * Removing appends a record of the removed keys. Whatever it speaks of lies before it, and is overwritten before it.
 * A region with readers is not taken until they are done.
 
-`docs/format.md` has all of it byte by byte. Payloads that get smaller by it may lie in the file packed; others are read and written in place, by direct I/O between
+Payloads that get smaller by it may lie in the file packed; others are read and written in place, by direct I/O between
 slots and device. A file may hold both: what a record is, its frame says. Everybody above sees the payload.
+`docs/format.md` has all of it byte by byte.
 
 Kill -9 loses nothing that was acknowledged. Power loss may lose what the kernel or the device had not yet written; what
 is torn by it fails verification and is a miss. Counters tell the write amplification: `device_nbytes` is all that was
