@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,3 +95,13 @@ def test_advice_says_what_the_page_says():
     first = names["advice"].ranked[0]
     assert first.candidate.strategy.name == "layers(0-1/2:int4;1/2-1:k8v4)"
     assert first.reason.startswith("loses least of what fits and needs no caution: KL up to 0.0036")
+
+
+def test_advise_prints_what_the_page_shows(monkeypatch):
+    [block] = [block for block in blocks("console", page="docs/advisor.md") if block.text.startswith("$ kvtier advise")]
+    command, _, shown = block.text.partition("\n")
+    monkeypatch.setenv("COLUMNS", "130")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvtier"), *command.split()[2:]], capture_output=True, text=True, check=True
+    )
+    assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in shown.splitlines()]
