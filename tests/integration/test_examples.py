@@ -14,13 +14,15 @@ import torch
 import kvtier
 from kvtier.client.save import Saved
 from kvtier.events.publisher import Publisher
+from kvtier.memory.arena import Arena
+from kvtier.testing.session import CAPACITY, host_over
+from kvtier_services.gateway.remote import Listen
+from kvtier_services.gateway.tls import Certificate
 from tests.door_fixture import Child, folders
 from tests.examples_fixture import blocks, run_page
+from tests.remote_fixture import Authority, remote_door
 
-ELSEWHERE = {
-    "docs/remote.md": "needs a host named cache-1 with TLS; tests/integration/test_remote.py makes this call to one",
-}
-HERE = {"README.md", "docs/client.md", "docs/events.md", "docs/advisor.md"}
+HERE = {"README.md", "docs/client.md", "docs/events.md", "docs/advisor.md", "docs/remote.md"}
 WITH_A_MODEL = {
     "docs/quickstart.md",
     "docs/transformers.md",
@@ -34,8 +36,8 @@ WITH_A_MODEL = {
 """Run by tests/engines/test_examples.py."""
 
 
-def test_every_page_with_python_is_run_or_says_why_not():
-    assert {block.page for block in blocks("python")} == HERE | WITH_A_MODEL | ELSEWHERE.keys()
+def test_every_page_with_python_is_run():
+    assert {block.page for block in blocks("python")} == HERE | WITH_A_MODEL
 
 
 @pytest.fixture
@@ -88,6 +90,23 @@ def test_a_router_follows_a_host(tmp_path, monkeypatch):
                 once="# blocks of it that box1 has -> \n        break",
             )
     assert names["view"].prefix(names["keyspace"].addresses(prompt)) == 3
+
+
+def test_a_client_comes_in_from_another_host(tmp_path):
+    authority = Authority(tmp_path)
+    listen = Listen("127.0.0.1", 0, certificate=Certificate(*authority.issue("host")))
+    with host_over(Arena.private(CAPACITY)) as host, remote_door(host.hierarchy, tmp_path, listen) as remote:
+        names = run_page(
+            "docs/remote.md",
+            {"kvtier": kvtier},
+            address=f"grpcs://cache-1:7070 -> {remote.url}",
+            token=f"token=... -> token={remote.add('team-a')!r}",
+            ca=f"/etc/kvtier/ca.pem -> {remote.ca}",
+        )
+        said = names["cache"].status()
+        assert "error" not in said
+        assert said["tenant"] == "team-a"
+        names["cache"].close()
 
 
 def test_advice_says_what_the_page_says():
