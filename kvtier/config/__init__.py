@@ -26,6 +26,7 @@ from kvtier.config.schema import (
     MetricsConfig,
     NvmeConfig,
     RayConfig,
+    StatusConfig,
 )
 from kvtier.config.units import Duration, Size
 
@@ -43,6 +44,7 @@ __all__ = [
     "RayConfig",
     "RemoteConfig",
     "Size",
+    "StatusConfig",
     "explain",
     "find",
     "load",

@@ -279,6 +279,32 @@ class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[Port, Meta(description="Its port; 0 for any free one (`kvtier status` shows it).")] = 9400
 
 
+class StatusConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The status page of the fleet, on the host where `kvtier up` ran (docs/status.md)."""
+
+    host: Annotated[
+        str, Meta(description="Address that it listens on; any but a loopback address needs status.token_file.")
+    ] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Its port; 0 for any free one (`kvtier status` shows it).")] = 9401
+    token_file: Annotated[
+        str, Meta(description='File with the token that who looks must have; "" for none, on a loopback address only.')
+    ] = ""
+
+    def __post_init__(self) -> None:
+        if not self.token_file and not _is_loopback(self.host):
+            raise ConfigError(
+                f"status.host is {self.host!r}, which others reach: set status.token_file to a file with a token, or "
+                'status.host to "127.0.0.1"'
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What enters and leaves the tiers of each host, told to routers in vLLM's schema (docs/events.md)."""
 
@@ -354,6 +380,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ray: RayConfig = field(default_factory=RayConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    status: StatusConfig = field(default_factory=StatusConfig)
     events: EventsConfig = field(default_factory=EventsConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)

@@ -32,6 +32,8 @@ path = "{folder}/{{host}}/nvme"
 device = "off"
 [metrics]
 port = 0
+[status]
+port = 0
 [ray]
 host = "{address}"
 port = {port}

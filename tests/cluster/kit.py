@@ -37,6 +37,8 @@ capacity = "16MiB"
 device = "cpu"
 [metrics]
 port = 0
+[status]
+port = 0
 """
 
 

@@ -100,6 +100,7 @@ def test_what_is_no_toml_says_where():
         ("[cpuu]\nhigh = 1", "line 1: unknown name cpuu at the top; did you mean cpu?"),
         ('[nvme]\ncapacity = "8"\n[cpu]\ncapacity = "8Gib"', "line 4: cpu.capacity: '8Gib' is no size"),
         ("[metrics]\nport = 70000", "line 2: metrics.port: Expected `int` <= 65535"),
+        ("[status]\nhost = '0.0.0.0'", "status.host is '0.0.0.0', which others reach: set status.token_file"),
         ("[client]\ncall_timeout = 3", "line 2: client.call_timeout: 3 is no duration"),
         ("[client]\ncall_timeout = '0s'", "client.call_timeout is 0; set a time"),
         ("cpu = 3", "line 1: cpu: Expected `object`"),

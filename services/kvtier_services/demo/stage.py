@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.config import Config, Size
-from kvtier.config.schema import CpuConfig, GpuConfig, MetricsConfig, NvmeConfig
+from kvtier.config.schema import CpuConfig, GpuConfig, MetricsConfig, NvmeConfig, StatusConfig
 from kvtier.errors import KVTierError
 from kvtier.memory.pinning import cuda_present
 from kvtier_services.cluster.down import down
@@ -62,6 +62,7 @@ class Stage:
             gpu=GpuConfig(capacity=Size(GPU), device="auto" if cuda_present() else "cpu"),
             nvme=NvmeConfig(capacity=Size(NVME), path=str(folder / "nvme")),
             metrics=MetricsConfig(port=0),
+            status=StatusConfig(port=0),
         )
         self._running: list[subprocess.Popen[str]] = []
 
