@@ -64,6 +64,7 @@ def status(state: State) -> dict[str, Any]:
     return {
         "epoch": state.cpu.arena.epoch,
         "started": state.started,
+        "arena_missing": state.cpu.arena.capacity - state.cpu.arena.ready,
         "draining": state.draining,
         "tiers": [
             {

@@ -16,6 +16,12 @@ GAUGES = (
         "When this life of the host began, since the epoch; all counters are 0 then.",
         one("started"),
     ),
+    Described(
+        "kvtier_arena_missing_bytes",
+        "gauge",
+        "Bytes of cpu.capacity that the arena does not have yet: it grows, or cannot.",
+        one("arena_missing"),
+    ),
     Described("kvtier_draining", "gauge", "Whether the host is being emptied, and takes no saves.", one("draining")),
     Described("kvtier_blocks", "gauge", "Blocks that some tier of this host has.", one("blocks")),
     Described(
