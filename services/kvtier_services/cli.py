@@ -164,7 +164,8 @@ def drain(
     if said.get("fault"):
         typer.echo(f"note: {said['fault']}")
     handed, offered = said.get("handed", 0), said.get("offered", 0)
-    typer.echo(f"{host} is drained: {handed} of {offered} blocks handed over, {said['written']} written down to NVMe")
+    others = f"{handed:,} of {offered:,} blocks handed over" if offered else "other hosts needed none of its blocks"
+    typer.echo(f"{host} is drained: {others}, {said['written']:,} written down to NVMe")
 
 
 @app.command()
@@ -453,10 +454,15 @@ def _started(started: Started, what: str) -> None:
         return
     typer.echo(f"kvtier {what} after {started.seconds:.1f} s: {started.running.socket}")
     for host in started.hosts:
-        tiers = ", ".join(f"{tier['label']} {_size(tier['capacity'])}" for tier in host["hierarchy"]["tiers"])
+        whole = {"cpu": host["arena"]["capacity"]}  # it grows to this
+        tiers = ", ".join(
+            f"{tier['label']} {_size(whole.get(tier['tier'], tier['capacity']))}" for tier in host["hierarchy"]["tiers"]
+        )
         typer.echo(
             f"{host['host']}: {tiers}" + (f"; metrics {host['metrics']['url']}" if host["metrics"]["url"] else "")
         )
+    if started.page:
+        typer.echo(f"status page: {started.page}")
 
 
 def _bytes(text: str) -> int:
@@ -484,7 +490,7 @@ def _tokens(text: str) -> int:
 
 
 def _size(nbytes: int) -> str:
-    from kvtier_services.monitor.status import size
+    from kvtier_services.monitor.words import size
 
     return size(nbytes)
 
@@ -515,7 +521,7 @@ def _show(snapshot: Callable[[], dict[str, object]], *, watch: bool) -> None:
 
     from kvtier_services.monitor.status import render
 
-    console = Console()
+    console = Console(highlight=False)
     if not watch:
         console.print(render(snapshot()))
         return

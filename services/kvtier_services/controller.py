@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from kvtier import __version__
 from kvtier.errors import ConfigError, KVTierError
 from kvtier_services.members import Ledger, Members
-from kvtier_services.settings import Settings
+from kvtier_services.monitor.snapshot import snapshot
+from kvtier_services.settings import Settings, host_name
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,22 @@ class Fleet(Protocol):
         ...
 
 
+class Page(Protocol):
+    """The status page."""
+
+    url: str
+    fault: str
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        ...
+
+
+def nobody_looks(_snapshot: Callable[[], dict[str, Any]]) -> Page | None:
+    """No page."""
+    return None
+
+
 class Controller:
     """Starts the actors of each host as hosts come, and answers for all of them. Not on the data path.
 
@@ -96,17 +113,33 @@ class Controller:
     have gone, is in its ledger.
     """
 
-    def __init__(self, settings: Settings, fleet: Fleet, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        ledger: Ledger,
+        *,
+        about: Callable[[], dict[str, Any]] = dict,
+        page: Callable[[Callable[[], dict[str, Any]]], Page | None] = nobody_looks,
+    ) -> None:
         """Start looking after the hosts, on the running loop.
 
         Args:
             settings: of this kvtier.
             fleet: the machines.
             ledger: outlives this process.
+            about: what the host that this runs on knows of Ray and Redis, for the status.
+            page: opens the status page over snapshots; asked again as long as it has a fault. The page may ask for
+                them from any thread, and waits there.
         """
         self._settings = settings
         self._fleet = fleet
         self._members = Members(ledger)
+        self._about = about
+        self._open_page = page
+        self._page: Page | None = None
+        self._tried = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._started = time.time()
         self._hosts: dict[str, Host] = {}
         self._actors: dict[str, HostActors] = {}
@@ -114,7 +147,7 @@ class Controller:
         self._threads = ThreadPoolExecutor(1, "kvtier-look")
         self._stopping = False
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._running = asyncio.get_running_loop().create_task(self._run())
+        self._running = self._loop.create_task(self._run())
 
     async def hosts(self) -> list[str]:
         """Names of the hosts that have their actors."""
@@ -136,14 +169,24 @@ class Controller:
         return await self._ask(lambda actors: actors.ready(left), [host] if host else None)
 
     async def status(self) -> dict[str, Any]:
-        """A snapshot of the fleet, as plain values."""
+        """See `kvtier_services.monitor.snapshot`."""
         serving = await self._ask(lambda actors: actors.status(STATUS_TIMEOUT))
-        return {
+        about = {
             "version": __version__,
+            "started": self._started,
+            "here": host_name(),
             "controller": {"pid": os.getpid(), "started": self._started},
             "index": {"url": self._settings.redis_url},
-            "hosts": serving + self._members.away(set(self._actors)),
+            "page": await self.page(),
+            **await asyncio.to_thread(self._about),
         }
+        return snapshot(about, serving + self._members.away(set(self._actors)))
+
+    async def page(self) -> dict[str, str]:
+        """`url` of the status page, empty when there is none, and its `fault`; waits until it was tried to open it."""
+        await self._tried.wait()
+        page = self._page
+        return {"url": page.url, "fault": page.fault} if page else {"url": "", "fault": ""}
 
     async def drain(self, host: str, seconds: float, flush_seconds: float, timeout: float) -> dict[str, Any]:
         """Let a host hand over what it has, end its actors, and start none there until `undrain`, whatever restarts.
@@ -203,16 +246,26 @@ class Controller:
         """End the actors of all hosts; for each host what was written down and lost."""
         self._stopping = True
         self._running.cancel()
+        if self._page is not None:
+            await asyncio.to_thread(self._page.close)
         async with self._looking:
             return await self._ask(lambda actors: actors.stop(flush_seconds, timeout))
 
     async def _run(self) -> None:
         while True:
             try:
+                if self._page is None or self._page.fault:
+                    self._page = await asyncio.to_thread(self._open_page, self._snapshot)
+                self._tried.set()
                 await self._look()
             except Exception:  # whatever Ray does: the next look may succeed
                 log.exception("looking at the hosts failed")
+                self._tried.set()
             await asyncio.sleep(LOOK)
+
+    def _snapshot(self) -> dict[str, Any]:
+        """For the page, whose threads are not this loop's."""
+        return asyncio.run_coroutine_threadsafe(self.status(), self._loop).result(2 * STATUS_TIMEOUT)
 
     async def _look(self) -> None:
         async with self._looking:

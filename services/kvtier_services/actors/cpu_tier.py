@@ -33,6 +33,8 @@ LOOK = 0.5
 """Seconds between looks at the other tiers' processes."""
 RETRY = 1.0
 """Seconds until a start that failed is tried again."""
+INDEX_HELLO, POLL = 2.0, 0.05
+"""Seconds that whoever waits for a start waits for the index besides: it has only begun to read."""
 FIRST_HELLO = 15.0
 """Seconds that a start waits for each tier; later than that they are connected while the door is open."""
 
@@ -174,6 +176,10 @@ class CpuTierActor:
     async def ready(self, timeout: float) -> dict[str, Any]:
         """Wait until the first attempt to start has ended; its status, with `fault` if it failed."""
         await asyncio.wait_for(self._attempt.wait(), timeout)
+        until = time.monotonic() + min(timeout, INDEX_HELLO)
+        hierarchy = self._hierarchy
+        while hierarchy and not hierarchy.state.index.status()["ok"] and time.monotonic() < until:
+            await asyncio.sleep(POLL)
         return await self.status()
 
     async def status(self) -> dict[str, Any]:

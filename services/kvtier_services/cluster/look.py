@@ -7,14 +7,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from kvtier import __version__
 from kvtier.client.door import ask_status
 from kvtier.config import Config
 from kvtier.errors import KVTierError, SessionError
-from kvtier_services import redis_server
 from kvtier_services.cluster import state
 from kvtier_services.cluster.down import is_alive
+from kvtier_services.cluster.parts import about
 from kvtier_services.cluster.state import Running
 from kvtier_services.cluster.up import enter
+from kvtier_services.monitor.snapshot import snapshot
 from kvtier_services.settings import Settings, host_name
 
 TIMEOUT = 10.0
@@ -31,29 +33,14 @@ def snapshots(config: Config, known: Running) -> Iterator[Callable[[], dict[str,
     """Be able to ask for the status, again and again: the controller if it answers, else this host's door.
 
     Yields:
-        Gives a snapshot: `version`, `controller`, `index`, `hosts`, `redis`, `ray`, `started`; with `fault` when the
-        controller did not answer.
+        Gives a snapshot, as seen from this host; see `kvtier_services.monitor.snapshot`.
     """
     settings = Settings(config)
     enter(known)
     from kvtier_services.cluster import actors
 
-    def about() -> dict[str, Any]:
-        redis = redis_server.running(settings.run_dir) if known.redis else None
-        return {
-            "started": known.started,
-            "run_dir": str(settings.run_dir),
-            "ray": {
-                "address": known.address,
-                "own": known.own_ray,
-                "pid": known.head.pid if known.head else 0,
-            },
-            "redis": {
-                "embedded": known.redis,
-                "pid": redis.pid if redis else 0,
-                "version": redis.version if redis else "",
-            },
-        }
+    def here() -> dict[str, Any]:
+        return about(settings) | {"here": host_name()}
 
     def door(why: str) -> dict[str, Any]:
         host: dict[str, Any] = {"host": host_name(), "socket": known.socket}
@@ -61,7 +48,7 @@ def snapshots(config: Config, known: Running) -> Iterator[Callable[[], dict[str,
             host |= {"serving": True, "hierarchy": ask_status(known.socket)}
         except SessionError as exc:
             host |= {"serving": False, "fault": str(exc)}
-        return about() | {"fault": why, "hosts": [host]}
+        return snapshot(here() | {"version": __version__, "fault": why}, [host])
 
     controller = actors.ActorCall(actors.CONTROLLER, known.namespace)
 
@@ -70,7 +57,7 @@ def snapshots(config: Config, known: Running) -> Iterator[Callable[[], dict[str,
             answer: dict[str, Any] = controller("status", timeout=TIMEOUT)
         except (KVTierError, OSError) as exc:
             return door(f"the controller does not answer: {exc}")
-        return about() | answer
+        return answer | here()
 
     with ExitStack() as stack:
         try:

@@ -1,16 +1,19 @@
-"""What the CPU tier's process gets from the layers above it."""
+"""What the actors get from the layers above them."""
 
 from __future__ import annotations
 
 import grp
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from kvtier.config.schema import folder
 from kvtier.hierarchy.cache import Hierarchy
 from kvtier.memory.arena import Arena
+from kvtier_services import redis_server
 from kvtier_services.actors.cpu_tier import Door, Serving
 from kvtier_services.actors.hands import status_of
+from kvtier_services.cluster import state
 from kvtier_services.gateway import control, tokens
 from kvtier_services.gateway.doors import Doors
 from kvtier_services.gateway.register import Register
@@ -49,6 +52,24 @@ def open_exporter(hierarchy: Hierarchy, settings: Settings, serving: Serving) ->
         why_not=serving.why_not,
         tenants=serving.tenants,
     )
+
+
+def about(settings: Settings) -> dict[str, Any]:
+    """What a host knows of the Ray and the Redis of its kvtier, for a snapshot; little where it did not start them."""
+    known = state.read(settings.state_file)
+    redis = redis_server.running(settings.run_dir) if known and known.redis else None
+    ray = {"address": settings.config.ray.address, "own": False, "pid": 0}
+    if known is not None:
+        ray = {"address": known.address, "own": known.own_ray, "pid": known.head.pid if known.head else 0}
+    return {
+        "run_dir": str(settings.run_dir),
+        "ray": ray,
+        "redis": {
+            "embedded": known is not None and known.redis,
+            "pid": redis.pid if redis else 0,
+            "version": redis.version if redis else "",
+        },
+    } | ({"started": known.started} if known else {})
 
 
 def writer_gone(arena: Arena) -> Callable[[int], bool]:

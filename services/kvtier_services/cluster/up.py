@@ -18,12 +18,14 @@ from msgspec.structs import replace as changed
 from kvtier.config import Config
 from kvtier.errors import ConfigError, KVTierError
 from kvtier.index.address import RedisAddress
+from kvtier.peers.tls import Tls, TlsFiles
 from kvtier_services import redis_server
 from kvtier_services.actors.folders import make_folder
 from kvtier_services.cluster import head, node, process, state
 from kvtier_services.cluster.down import END_SECONDS, Say, at_work, clean, is_alive, processes
 from kvtier_services.cluster.process import Process
 from kvtier_services.cluster.state import Running
+from kvtier_services.monitor.snapshot import faults
 from kvtier_services.settings import Secret, Settings, host_name
 
 READY_SECONDS = 120.0
@@ -40,6 +42,7 @@ class Started:
         notes: what the user should know.
         seconds: it took.
         already: it ran before.
+        page: url of the status page.
     """
 
     running: Running
@@ -47,6 +50,7 @@ class Started:
     notes: tuple[str, ...]
     seconds: float
     already: bool = False
+    page: str = ""
 
 
 def up(config: Config, *, source: str = "", say: Say = lambda _: None) -> Started:
@@ -61,6 +65,8 @@ def up(config: Config, *, source: str = "", say: Say = lambda _: None) -> Starte
         ConfigError: it cannot work; what had been started was ended again.
     """
     began = time.monotonic()
+    if config.fleet.ca and not config.ray.address:
+        Tls(TlsFiles(Path(config.fleet.cert), Path(config.fleet.key), Path(config.fleet.ca)))  # else said late
     settings = Settings(config, fleet_secret=Secret(secrets.token_hex(32)), up_host=host_name())
     make_folder(settings.run_dir, "run_dir", config.group)
     with at_work(settings):
@@ -75,36 +81,30 @@ def up(config: Config, *, source: str = "", say: Say = lambda _: None) -> Starte
             say("cleaning up after a kvtier that ended without `kvtier down`")
             ended = clean(was, settings.run_dir, flush_seconds=0.0)
             notes += ["a kvtier that ended without `kvtier down` was cleaned up", *ended.problems]
-        running, hosts = _start(settings, source, say)
+        running, hosts, page = _start(settings, source, say)
+        notes += [page["fault"]] * bool(page["fault"])
         notes += [note for host in hosts for note in host_notes(host)]
         if len(hosts) > 1 and running.redis and not config.ray.host:
             notes.append(
                 "index.url is embedded: only this host reaches its Redis; set ray.host to this host's address for the "
                 "others, or index.url to a Redis that all hosts reach"
             )
-        return Started(running, hosts, tuple(notes), time.monotonic() - began)
+        return Started(running, hosts, tuple(notes), time.monotonic() - began, page=page["url"])
 
 
 def host_notes(host: dict[str, Any]) -> list[str]:
     """What a person should know about a host that runs."""
-    hands = host.get("hands", [])
-    notes = [f"{hand['label']}: {hand['fault']}" for hand in hands if hand["fault"]]
-    notes += [f"{hand['label']}: {note}" for hand in hands for note in hand["notes"]]
-    index = (host.get("hierarchy") or {}).get("index") or {}
-    if index and not index["ok"]:
-        notes.append(f"index: {index['reason'].rstrip('.')}; only this host's own blocks are found until it answers")
-    notes += [f"remote: {fault}" for fault in (host.get("remote") or {}).get("faults", ())]
-    metrics, events = host.get("metrics") or {}, (host.get("hierarchy") or {}).get("events") or {}
-    return [note for note in (*notes, metrics.get("fault"), events.get("fault"), host.get("pinning")) if note]
+    notes = [f"{hand['label']}: {note}" for hand in host.get("hands", []) for note in hand["notes"]]
+    return list(dict.fromkeys([*faults(host), *notes]))
 
 
-def _start(settings: Settings, source: str, say: Say) -> tuple[Running, list[dict[str, Any]]]:
+def _start(settings: Settings, source: str, say: Say) -> tuple[Running, list[dict[str, Any]], dict[str, str]]:
     notebook = _Notebook(settings, begun(settings, source))
     try:
         settings = _start_index(settings, notebook, say)
         _start_ray(settings, notebook, say)
-        hosts = _start_actors(settings, notebook.running, say)
-        return notebook.write(starting=False), hosts
+        hosts, page = _start_actors(settings, notebook.running, say)
+        return notebook.write(starting=False), hosts, page
     except BaseException:
         say("ending what was started")
         clean(notebook.running, settings.run_dir, flush_seconds=0.0)
@@ -186,7 +186,7 @@ def _start_ray(settings: Settings, notebook: _Notebook, say: Say) -> None:
     notebook.write(address=started.address)
 
 
-def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[str, Any]]:
+def _start_actors(settings: Settings, running: Running, say: Say) -> tuple[list[dict[str, Any]], dict[str, str]]:
     say("starting the tiers")
     enter(running)
     from kvtier_services.cluster import actors
@@ -195,6 +195,7 @@ def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[s
         controller = actors.start_controller(settings)
         try:
             hosts: list[dict[str, Any]] = controller("ready", READY_SECONDS, timeout=READY_SECONDS + 30.0)
+            page: dict[str, str] = controller("page", timeout=30.0)
         except (OSError, KVTierError) as exc:
             raise ConfigError(f"the controller does not start: {exc}") from exc
     faults = [f"{host['host']}: {host['fault']}" for host in hosts if host.get("fault")]
@@ -202,7 +203,7 @@ def _start_actors(settings: Settings, running: Running, say: Say) -> list[dict[s
         labels = settings.config.ray.labels
         wanted = f"node with the labels {labels}; see ray.labels" if labels else "host"
         raise ConfigError("; ".join(faults) or f"the Ray cluster at {running.address} has no live {wanted}")
-    return hosts
+    return hosts, page
 
 
 def can_revive(was: Running) -> bool:

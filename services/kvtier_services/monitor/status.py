@@ -3,93 +3,127 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvtier.config.units import BYTES
+from kvtier_services.monitor.words import age, size
 
 Snapshot = Mapping[str, Any]
 STUCK = 10.0
 """Seconds after which a lease or a reservation is shown."""
+COLOURS = {"ok": "green", "degraded": "yellow", "down": "red", "drained": "yellow"}
+SHOWN = {"ok": "serving", "degraded": "serving, but", "down": "not serving", "drained": "drained"}
+
+
+class Phrases:
+    """Phrases in a row, which lines are broken between and not within."""
+
+    def __init__(self, *phrases: tuple[str, str]) -> None:
+        """Each with its style; empty ones are left out."""
+        self._phrases = [(text, style) for text, style in phrases if text]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        line = Text(overflow="fold")
+        for text, style in self._phrases:
+            if line and len(line) + 2 + len(text) > options.max_width:
+                yield line
+                line = Text(overflow="fold")
+            line.append("  " if line else "").append(text, style)
+        yield line
 
 
 def render(snapshot: Snapshot, now: float | None = None) -> RenderableType:
-    """Draw a snapshot of the fleet.
+    """Draw a snapshot of the fleet; see `kvtier_services.monitor.snapshot`.
 
     Args:
-        snapshot: of the controller, with what the state file says.
-        now: seconds since the epoch.
+        snapshot: it.
+        now: seconds since the epoch; when it was taken, unless given.
     """
-    now = time.time() if now is None else now
-    parts: list[RenderableType] = [_head(snapshot, now)]
-    if snapshot.get("fault"):
-        parts.append(Text(snapshot["fault"], style="yellow"))
+    now = snapshot.get("taken", time.time()) if now is None else now
+    parts: list[RenderableType] = [_head(snapshot, now), _health(snapshot)]
     for host in snapshot["hosts"]:
-        parts += ["", *_host(host, now)]
+        parts += ["", *_host(host, now, here=host["host"] == snapshot.get("here"))]
     return Group(*parts)
 
 
-def size(nbytes: float) -> str:
-    """Bytes for people."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if nbytes >= BYTES[unit]:
-            return f"{nbytes / BYTES[unit]:.1f} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def age(seconds: float) -> str:
-    """A time span for people."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _head(snapshot: Snapshot, now: float) -> Text:
+def _head(snapshot: Snapshot, now: float) -> Phrases:
     ray, redis = snapshot["ray"], snapshot["redis"]
-    line = Text.assemble(("kvtier ", "bold"), snapshot.get("version", ""), f"  up {age(now - snapshot['started'])}")
-    line.append(f"  Ray {ray['address']}" + (f" (own, pid {ray['pid']})" if ray["own"] else " (yours)"))
-    if redis["embedded"]:
-        line.append(f"  {redis['version'] or 'Redis'} (pid {redis['pid']})" if redis["pid"] else "  ")
-        if not redis["pid"]:
-            line.append("Redis is gone: `kvtier up` starts it again", "red")
-    if "controller" in snapshot:
-        line.append(f"  controller pid {snapshot['controller']['pid']}")
-    return line
+    whose = (f" (own, pid {ray['pid']})" if ray["own"] else " (yours)") if ray["address"] else ""
+    controller, page = snapshot.get("controller") or {}, snapshot.get("page") or {}
+    server = f"{redis['version'] or 'Redis'} (pid {redis['pid']})" if redis["embedded"] and redis["pid"] else ""
+    return Phrases(
+        (f"kvtier {snapshot.get('version', '')}", "bold"),
+        (f"up {age(now - snapshot['started'])}" if "started" in snapshot else "", ""),
+        (f"Ray {ray['address']}{whose}" if ray["address"] else "", ""),
+        (server, ""),
+        (f"controller pid {controller['pid']}" if controller else "", ""),
+        (f"page {page['url']}" if page.get("url") else "", ""),
+        (page.get("fault", ""), "yellow"),
+    )
 
 
-def _host(host: Snapshot, now: float) -> Iterable[RenderableType]:
-    state = _state(host, now)
-    pid = f"  pid {host['pid']}" if "pid" in host else ""
-    yield Text.assemble((host["host"], "bold"), "  ", state, f"{pid}  {host.get('socket', '')}")
-    for fault in (host.get("fault"), host.get("pinning"), (host.get("metrics") or {}).get("fault")):
-        if fault:
-            yield Text(fault, style="red")
-    arena = host.get("arena")
-    if arena and arena["ready"] < arena["capacity"]:
-        why = f": {arena['fault']}" if arena["fault"] else ""
-        yield Text(f"cpu {size(arena['ready'])} of {size(arena['capacity'])} ready{why}", style="yellow")
+def _health(snapshot: Snapshot) -> RenderableType:
+    """All hosts in one line, and what is wrong with the fleet; what is wrong with a host stands there."""
+    hosts, health = snapshot["hosts"], snapshot["health"]
+    of_hosts = {f"{host['host']}: {why}" for host in hosts for why in host["reasons"]}
+    counts = {name: sum(host["health"] == name for host in hosts) for name in COLOURS}
+    several = ", ".join(f"{count} {name}" for name, count in counts.items() if count) if len(hosts) > 1 else ""
+    lines: list[RenderableType] = [Phrases((health, f"bold {COLOURS[health]}"), (several, ""))]
+    lines += [Text(why, style=COLOURS[health]) for why in snapshot["reasons"] if why not in of_hosts]
+    if len(hosts) > 1:
+        lines.append(_ratio("fleet: ", snapshot["totals"], {}))
+    return Group(*lines)
+
+
+def _ratio(name: str, counts: Snapshot, window: Snapshot) -> Phrases:
+    """What became of the blocks asked for; beside it how much at most could have been hits in the last hour."""
+    hits, misses = counts["hits"], counts["misses"]
+    asked = sum(hits.values()) + sum(misses.values())
+    ratio = f"{sum(hits.values()) / asked:.1%}" if asked else "-"
+    tiers = ", ".join(f"{tier} {blocks / asked:.1%}" for tier, blocks in hits.items() if blocks)
+    last, best = (window.get("asked") or 0), window.get("ceiling", 0.0)
+    recent = sum((window.get("hits") or {}).values())
+    return Phrases(
+        (f"{name}hit ratio {ratio} of {asked:,} blocks asked for" + (f": {tiers}" if tiers else ""), ""),
+        (f"last hour {recent / last:.1%}, at best {best:.1%}" if last else "", ""),
+    )
+
+
+def _host(host: Snapshot, now: float, *, here: bool) -> Iterable[RenderableType]:
+    colour, reasons = COLOURS[host["health"]], list(host["reasons"])
+    away = "gone_since" in host or "drained_since" in host
+    state = ", ".join(reasons) if away else SHOWN[host["health"]]
+    if "gone_since" in host and "drained_since" in host:
+        state += ", drained"
+    yield Phrases(
+        (host["host"] + (" (here)" if here else ""), "bold"),
+        (state, colour),
+        (f"pid {host['pid']}" if "pid" in host else "", ""),
+        (host.get("socket", ""), ""),
+    )
+    yield from (Text(f"  {why}", style=colour) for why in reasons if not away)
     hierarchy = host.get("hierarchy")
     if not hierarchy:
         return
     yield _tiers(hierarchy["tiers"], host.get("hands", []), hierarchy["hits"])
-    for tier in hierarchy["tiers"]:
-        if tier["fault"]:
-            yield Text(f"{tier['label']}: {tier['fault']}", style="red")
+    arena = host.get("arena")
+    if arena and arena["ready"] < arena["capacity"] and not arena["fault"]:
+        yield Text(f"cpu is growing: {size(arena['ready'])} of {size(arena['capacity'])} so far")
+    yield _ratio("", hierarchy, hierarchy.get("window") or {})
     yield _traffic(hierarchy)
     if hierarchy["peers"]:
         yield from _peers(hierarchy, host.get("peers"))
     yield _index(hierarchy["index"])
-    if hierarchy.get("events"):
+    if hierarchy.get("events") and not hierarchy["events"]["fault"]:
         yield _events(hierarchy["events"])
     yield from _remote(host.get("remote"))
     metrics = host.get("metrics")
     if metrics and metrics["url"]:
-        yield Text(f"metrics {metrics['url']}")
+        yield Text(f"metrics {metrics['url']}", no_wrap=True, overflow="ignore")
 
 
 def _remote(remote: Snapshot | None) -> Iterable[RenderableType]:
@@ -98,23 +132,12 @@ def _remote(remote: Snapshot | None) -> Iterable[RenderableType]:
         return
     how = "TLS" if remote["tls"] else "plain text"
     yield Text(f"remote clients at {remote['address']} ({how})", style="" if remote["tls"] else "yellow")
-    yield from (Text(f"remote: {fault}", style="red") for fault in remote["faults"])
     for tenant in remote["tenants"]:
         quota, refused = tenant["quota"], tenant["refused"]
         used = f"cpu {size(tenant['nbytes']['cpu'])}" + (f" of {size(quota['cpu'])}" if quota["cpu"] else "")
         said = f"  {tenant['tenant']}: {tenant['sessions']} sessions, {used}, pinned {size(tenant['pinned_nbytes'])}"
         over = ", ".join(f"{count:,} by {what}" for what, count in refused.items())
         yield Text(said + (f"; over quota: {over}" if over else ""))
-
-
-def _state(host: Snapshot, now: float) -> tuple[str, str]:
-    """In a few words, and their colour."""
-    if "gone_since" in host:
-        drained = ", drained" if "drained_since" in host else ""
-        return f"gone for {age(now - host['gone_since'])}{drained}", "yellow" if drained else "red"
-    if "drained_since" in host:
-        return f"drained for {age(now - host['drained_since'])} (`kvtier undrain {host['host']}`)", "yellow"
-    return ("serving", "green") if host.get("serving") else ("not serving", "red")
 
 
 def _tiers(tiers: Iterable[Snapshot], hands: Iterable[Snapshot], hits: Mapping[str, int]) -> Table:
@@ -150,20 +173,18 @@ def _bar(share: float, width: int = 16) -> Text:
 
 
 def _traffic(status: Snapshot) -> Text:
-    asked = sum(status["hits"].values()) + sum(status["misses"].values())
-    ratio = f"{status['hit_ratio']:.1%}" if asked else "-"
-    line = Text(f"hit ratio {ratio} of {asked:,} blocks asked for, {status['stored']:,} stored")
-    line.append(f"\n{status['sessions']} sessions, {status['leases']} leases, {status['reservations']} reservations")
-    waiting = {name: count for name, count in status["queues"].items() if count}
-    for title, counts in (
+    line = Text(f"{status['stored']:,} blocks stored, {status['sessions']} sessions, {status['leases']} leases, ")
+    line.append(f"{status['reservations']} reservations")
+    for title, named in (
+        ("missed", status["misses"]),
         ("moves", status["moves"]),
         ("refused", status["refused"]),
         ("not written to NVMe", status["admission"]["refused"]),
         ("dropped", status["dropped"]),
         ("faults", status["faults"]),
-        ("waiting", waiting),
+        ("waiting", status["queues"]),
     ):
-        if counts:
+        if counts := {name: count for name, count in named.items() if count}:
             line.append(f"\n{title} " + ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
     for one in status["held"]:
         line.append_text(_held(one))
@@ -174,9 +195,6 @@ def _peers(hierarchy: Snapshot, server: Snapshot | None) -> Iterable[Text]:
     """What goes to and comes from other hosts, and how each of them fares."""
     lent = f"lent other hosts {hierarchy['lent']:,} blocks, {size(hierarchy['lent_nbytes'])}"
     yield Text(lent + (f", at {server['door']}" if server and server["door"] else ""))
-    for fault in (server["fault"] if server else "", hierarchy["peers"]["fault"]):
-        if fault:
-            yield Text(fault, style="red")
     for one in hierarchy["peers"]["hosts"]:
         pace = f" at {size(one['bytes_per_second'])}/s" if one["bytes_per_second"] else ""
         text = Text(f"peer {one['host']} {one['door']}  {one['blocks']:,} blocks, {size(one['bytes'])} fetched{pace}  ")
@@ -204,7 +222,5 @@ def _index(index: Snapshot) -> Text:
 
 
 def _events(events: Snapshot) -> Text:
-    if events["fault"]:
-        return Text(events["fault"], style="red")
     lost = f", {events['lost']:,} times too many at once" if events["lost"] else ""
     return Text(f"events {events['endpoint']}  {events['blocks']:,} blocks told, batch {events['last']}{lost}")

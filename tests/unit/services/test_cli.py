@@ -75,15 +75,20 @@ def test_a_file_that_is_not_there(kvtier):
 
 
 def test_up_says_what_runs(kvtier, monkeypatch):
-    tiers = [{"label": "cpu", "capacity": 1 << 30}, {"label": "nvme", "capacity": 8 << 30}]
+    tiers = [
+        {"tier": "cpu", "label": "cpu", "capacity": 64 << 20},
+        {"tier": "nvme", "label": "nvme", "capacity": 8 << 30},
+    ]
     host = {"host": "box", "hierarchy": {"tiers": tiers}, "metrics": {"url": "http://m"}}
-    started = Started(running(), [host], ("no memlock",), 12.34)
+    host["arena"] = {"ready": 64 << 20, "capacity": 1 << 30, "fault": ""}
+    started = Started(running(), [host], ("no memlock",), 12.34, page="http://p")
     seen = []
     monkeypatch.setattr(up_module, "up", lambda config, **_: seen.append(config) or started)
     code, said = kvtier("up", "--address", "ray:6379")
     assert code == 0
     assert said == (
         "note: no memlock\nkvtier is up after 12.3 s: /run/door.sock\nbox: cpu 1.0 GiB, nvme 8.0 GiB; metrics http://m\n"
+        "status page: http://p\n"
     )
     assert seen[0].ray.address == "ray:6379"
 

@@ -298,3 +298,44 @@ async def test_hosts_compare_themselves_with_the_index_in_turn_and_share_the_tim
     assert 9.0 < second["seconds"] <= 10.0
     fleet.actors["a"].trouble = TimeoutError("hangs")
     assert ["fault" in answer for answer in await controller.check_index(10.0, "check")] == [True, False]
+
+
+class Shown:
+    def __init__(self, snapshot, fault: str) -> None:
+        self.snapshot, self.fault, self.url, self.closed = snapshot, fault, "" if fault else "http://page", False
+
+    def close(self):
+        self.closed = True
+
+
+async def test_the_page_gets_snapshots_and_is_opened_until_it_can_be():
+    faults, opened = iter(["port taken", ""]), []
+
+    def page(snapshot):
+        opened.append(Shown(snapshot, next(faults)))
+        return opened[-1]
+
+    controller = Controller(Settings(Config()), Fleet(A), Page(), about=lambda: {"started": 7.0}, page=page)
+    assert await controller.page() == {"url": "", "fault": "port taken"}
+    await until(lambda: len(opened) == 2)
+    assert await controller.page() == {"url": "http://page", "fault": ""}
+    await controller.ready(5.0)
+    seen = await asyncio.to_thread(opened[-1].snapshot)
+    assert (seen["schema"], seen["started"], seen["page"]["url"]) == (1, 7.0, "http://page")
+    assert [(host["host"], host["health"]) for host in seen["hosts"]] == [("a", "ok")]
+    now = await controller.status()
+    assert {name: value for name, value in now.items() if name != "taken"} == {
+        name: value for name, value in seen.items() if name != "taken"
+    }
+    await controller.stop(0.0, 1.0)
+    assert opened[-1].closed
+
+
+async def test_a_page_that_fails_to_open_holds_up_nothing():
+    def page(_snapshot):
+        raise RuntimeError("no such thing")
+
+    controller = Controller(Settings(Config()), Fleet(A), Page(), page=page)
+    assert await controller.page() == {"url": "", "fault": ""}
+    assert (await controller.ready(5.0))[0]["serving"]
+    await controller.stop(0.0, 1.0)

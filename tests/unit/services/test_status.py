@@ -7,16 +7,19 @@ from rich.console import Console
 
 from kvtier.memory.arena import Arena
 from kvtier.testing.session import CAPACITY, host_over
-from kvtier_services.monitor.status import age, render, size
+from kvtier_services.monitor.snapshot import snapshot as snapshot_of
+from kvtier_services.monitor.status import render
+from kvtier_services.monitor.words import age, size
 
 RAY = {"address": "10.0.0.1:6379", "own": True, "pid": 7}
 REDIS = {"embedded": True, "pid": 8, "version": "redis 7.2.1"}
 
 
-def shown(snapshot: dict) -> str:
-    console = Console(width=160, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+def shown(snapshot: dict, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+    about = {name: value for name, value in snapshot.items() if name != "hosts"}
     with console.file:
-        console.print(render(snapshot, now=3600.0))
+        console.print(render(snapshot_of(about, snapshot["hosts"], taken=3600.0)))
     return console.export_text()
 
 
@@ -25,20 +28,25 @@ def snapshot() -> dict:
     with host_over(Arena.private(CAPACITY)) as host:
         hierarchy = host.hierarchy.status()
     hierarchy |= {"hits": {"cpu": 1234}, "misses": {"absent": 1234}, "hit_ratio": 0.5, "moves": {"cpu>nvme": 3}}
+    hierarchy["window"] = {"seconds": 60.0, "asked": 1000, "distinct": 400, "hits": {"cpu": 250}, "ceiling": 0.6}
     hand = {"tier": "nvme", "label": "nvme", "pid": 11, "connected": True, "fault": "", "notes": []}
     host = {"host": "box", "serving": True, "pid": 10, "fault": "", "socket": "/run/door.sock", "hands": [hand]}
     host |= {"hierarchy": hierarchy, "metrics": {"url": "http://127.0.0.1:9400/metrics", "fault": ""}}
-    return {"version": "1.2.3", "started": 0.0, "ray": RAY, "redis": REDIS, "controller": {"pid": 9}, "hosts": [host]}
+    about = {"version": "1.2.3", "started": 0.0, "ray": RAY, "redis": REDIS, "controller": {"pid": 9}, "here": "box"}
+    return about | {"page": {"url": "http://127.0.0.1:9401/", "fault": ""}, "hosts": [host]}
 
 
 def test_a_host_that_is_well(snapshot):
     text = shown(snapshot)
     for part in (
         "kvtier 1.2.3  up 1.0 h  Ray 10.0.0.1:6379 (own, pid 7)  redis 7.2.1 (pid 8)  controller pid 9",
-        "box  serving  pid 10  /run/door.sock",
+        "page http://127.0.0.1:9401/",
+        "\nok\n",
+        "box (here)  serving  pid 10  /run/door.sock",
         "4.0 MiB",
         "pid 11",
-        "hit ratio 50.0% of 2,468 blocks asked for",
+        "hit ratio 50.0% of 2,468 blocks asked for: cpu 50.0%  last hour 25.0%, at best 60.0%",
+        "missed absent 1,234",
         "moves cpu>nvme 3",
         "index local ok",
         "metrics http://127.0.0.1:9400/metrics",
@@ -68,17 +76,21 @@ def test_hosts_that_have_gone_or_are_drained_are_shown(snapshot):
         "lost  gone for 10.0 min",
         "resting  drained for 10 s (`kvtier undrain resting`)",
         "both  gone for 1.0 min, drained",
+        "degraded  1 ok, 2 down, 1 drained",
+        "fleet: hit ratio 50.0% of 2,468",
     ):
         assert part in text
 
 
 def test_an_arena_that_grows_says_how_far_it_is(snapshot):
     arena = snapshot["hosts"][0]["arena"] = {"ready": 12 << 30, "capacity": 64 << 30, "fault": ""}
-    assert "cpu 12.0 GiB of 64.0 GiB ready" in shown(snapshot)
+    assert "cpu is growing: 12.0 GiB of 64.0 GiB so far" in shown(snapshot)
+    assert "\nok\n" in shown(snapshot)
     arena["fault"] = "/dev/shm has 1 MiB free"
-    assert "cpu 12.0 GiB of 64.0 GiB ready: /dev/shm has 1 MiB free" in shown(snapshot)
-    arena["ready"] = arena["capacity"]
-    assert "ready" not in shown(snapshot)
+    assert "cpu: 12.0 GiB of 64.0 GiB ready: /dev/shm has 1 MiB free" in shown(snapshot)
+    assert "\ndegraded\n" in shown(snapshot)
+    arena |= {"ready": arena["capacity"], "fault": ""}
+    assert "growing" not in shown(snapshot)
 
 
 def test_what_holds_on_too_long_is_shown_with_its_owner(snapshot):
@@ -136,6 +148,25 @@ def test_a_host_that_publishes_says_where_or_why_not(snapshot):
 PEER = {"host": "far", "door": "10.0.0.2:7071", "blocks": 40, "bytes": 10 << 20, "under_way": 0, "links": 2}
 
 
+def test_a_peer_that_has_gone_is_not_ok(snapshot):
+    host = snapshot["hosts"][0]
+    well = PEER | {"bytes_per_second": 0.0, "avoided": 0.0, "fault": ""}
+    host["hierarchy"]["peers"] = {"fault": "", "counters": {}, "hosts": [well, well | {"host": "near"}]}
+    snapshot["hosts"].append({"host": "far", "serving": False, "gone_since": 3000.0})
+    text = shown(snapshot)
+    assert "fetched  gone for 10.0 min" in text
+    assert "peer near 10.0.0.2:7071  40 blocks, 10.0 MiB fetched  ok" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_lines_are_broken_between_phrases(snapshot, width):
+    lines = shown(snapshot, width).splitlines()
+    assert all(len(line) <= width for line in lines if not line.startswith("metrics"))
+    text = "\n".join(lines)
+    for part in ("Ray 10.0.0.1:6379 (own, pid 7)", "redis 7.2.1 (pid 8)", "controller pid 9", "last hour 25.0%"):
+        assert part in text
+
+
 def test_other_hosts_are_shown(snapshot):
     host = snapshot["hosts"][0]
     well = PEER | {"bytes_per_second": float(800 << 20), "avoided": 0.0, "fault": ""}
@@ -170,7 +201,7 @@ def test_tenants_of_the_remote_door_are_shown_with_their_quotas(snapshot):
     text = shown(snapshot)
     for part in (
         "remote clients at 0.0.0.0:7070 (TLS)",
-        "remote: tokens.json: broken",
+        "remote clients: tokens.json: broken",
         "red: 2 sessions, cpu 1.0 GiB of 2.0 GiB, pinned 1.0 MiB; over quota: 7 by cpu",
     ):
         assert part in text
