@@ -22,7 +22,7 @@ from kvtier_services.monitor.metrics import METRICS
 from tests.examples_fixture import PAGES, ROOT, blocks, prose, text_of
 
 LANGUAGES = {"python", "toml", "yaml", "json", "sh", "console", "text"}
-ELSEWHERE = {"vllm", "docker", "helm", "kubectl", "ray", "prometheus", "promtool", "curl"}
+ELSEWHERE = {"sed", "vllm", "docker", "helm", "kubectl", "ray", "prometheus", "promtool", "curl"}
 """Programs of others: what is said to them is tested where they run."""
 COMMAND = typer.main.get_command(app)
 SPANS = [(page, span) for page in PAGES for span in re.findall(r"`([^`\n]+)`", prose(page))]
