@@ -80,10 +80,11 @@ def test_up_status_down_next_to_a_foreign_ray(cluster, foreign):
     snapshot = cluster.status()
     (host,) = snapshot["hosts"]
     assert host["serving"]
-    assert host["fault"] == ""
+    assert (host["fault"], host["health"], snapshot["here"]) == ("", "ok", host["host"])
     assert snapshot["ray"] == {"address": known.address, "own": True, "pid": known.head.pid}
     with urllib.request.urlopen(host["metrics"]["url"], timeout=5) as answer:
-        assert 'kvtier_tier_capacity_bytes{tier="gpu(host)"} 1.6777216e+07' in answer.read().decode()
+        capacity = f'kvtier_tier_capacity_bytes{{host="{host["host"]}",tier="gpu"}} 1.6777216e+07'
+        assert capacity in answer.read().decode()
 
     session = DoorSession(cluster.socket)
     assert save(session, 0, 5) == 5
