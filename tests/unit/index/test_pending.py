@@ -57,3 +57,29 @@ def test_waiting_ends_at_once_when_there_is_reason():
     pending.update([(b"a", b"1"), (b"b", b"1")])
     pending.wait_for_work(60, batch=2, linger=60)
     pending.wait_for_work(0, batch=9, linger=60, idle=True)
+
+
+def test_the_lag_is_the_age_of_the_oldest_update_that_was_not_told():
+    now = [100.0]
+    pending = Pending(3, lambda: now[0])
+    assert pending.lag == 0
+    pending.update([(b"a", b"1")])
+    now[0] += 2
+    pending.update([(b"b", b"1"), (b"a", b"2")])
+    assert pending.lag == 2
+    batch = pending.take(1)
+    now[0] += 1
+    assert pending.lag == 3, "in flight is not told"
+    assert pending.put_back(batch)
+    assert pending.lag == 3
+    pending.done(pending.take(1))
+    assert pending.lag == 1
+    batch = pending.take(1)
+    pending.update([(b"b", b"2")])
+    now[0] += 5
+    pending.done(batch)
+    assert pending.lag == 0, "it changed while it was told: since when is not known"
+    now[0] += 4
+    assert pending.lag == 4
+    pending.update((bytes([n]), b"1") for n in range(4))
+    assert (pending.lag, pending.dropped) == (0, 5)

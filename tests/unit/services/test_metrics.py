@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtier.block import slot_nbytes
@@ -12,6 +16,7 @@ from kvtier.memory.arena import Arena
 from kvtier.testing.session import CAPACITY, NBYTES, chain, host_over, save
 from kvtier.tiers.base import TierNumber
 from kvtier_services.monitor.metrics import METRICS, Exporter, HostCollector, exporter
+from kvtier_services.monitor.metrics.collector import OfHost
 from tests.fleet_fixture import Fleet, patiently
 from tests.hierarchy_fixture import SLOT_NBYTES, keys
 from tests.hierarchy_fixture import save as fleet_save
@@ -181,3 +186,73 @@ def test_what_goes_from_host_to_host(monkeypatch):
         assert (near("kvtier_peer_up", peer=a.door), far("kvtier_peer_up", peer=b.door)) == (0, 1)
         assert far("kvtier_lent_blocks_total") == 3
         assert far("kvtier_lent_bytes_total") == 3 * SLOT_NBYTES
+
+
+BOUNDED = {"tier", "source", "target", "reason", "result", "kind", "queue", "codec", "event", "what", "version"}
+"""Labels of which kvtier itself chooses the values."""
+CONFIGURED = {"device", "peer", "tenant"}
+"""Labels of which the configuration does: devices of a host, hosts of a fleet, tenants of a tokens file."""
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+class TestNames:
+    def test_is_in_its_convention(self, metric):
+        """Prometheus': own prefix, no colons, base units, a suffix of its type, and it says what it is."""
+        assert re.fullmatch(r"kvtier_[a-z][a-z0-9_]*[a-z0-9]", metric.name)
+        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_created", "_info_info"))
+        assert not re.search(r"_(ms|us|ns|milli|kib|mib|gib|kb|mb|gb|percent|nbytes)(_|$)", metric.name)
+        assert metric.kind != "histogram" or metric.name.endswith("_seconds")
+        assert ("seconds" in metric.name) <= metric.name.endswith(("seconds", "bytes_per_second"))
+        assert ("bytes" in metric.name) <= metric.name.endswith(("bytes", "bytes_per_second"))
+        assert metric.text.endswith((".", ")"))
+        assert 10 < len(metric.text) < 200
+
+    def test_has_few_series(self, metric):
+        assert set(metric.labels) <= BOUNDED | CONFIGURED
+        assert "host" not in metric.labels, "the exporter adds it"
+        assert "le" not in metric.labels
+        assert len(set(metric.known)) == len(metric.known) <= 40
+        assert all(len(labels) == len(metric.labels) for labels in metric.known)
+
+
+def test_names_are_names_of_one_metric_each():
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    exposed = {
+        f"{name}_total" if metric.kind == "counter" else name for name, metric in zip(names, METRICS, strict=True)
+    }
+    assert len(exposed) == len(names)
+
+
+def test_every_series_has_its_host(host):
+    registry = CollectorRegistry()
+    registry.register(OfHost("here", HostCollector(host.hierarchy.status), ProcessCollector(registry=None)))
+    for text, parse in (
+        (generate_latest(registry), text_string_to_metric_families),
+        (openmetrics(registry), openmetrics_families),
+    ):
+        families = list(parse(text.decode()))
+        assert {family.name for family in families} >= {"kvtier_sessions", "process_open_fds"}
+        assert {sample.labels["host"] for family in families for sample in family.samples} == {"here"}
+
+
+@pytest.mark.parametrize(
+    ("path", "why", "status", "body"),
+    [
+        ("/ready", "", "200 OK", b"ok\n"),
+        ("/ready", "it begins", "503 Service Unavailable", b"it begins\n"),
+        ("/metrics", "it begins", "200 OK", b"all of them"),
+        ("/", "", "404 Not Found", b"there is no / here; try /metrics or /ready\n"),
+        ("/metrics/../secret", "", "404 Not Found", b"there is no /metrics/../secret here; try /metrics or /ready\n"),
+    ],
+)
+def test_what_is_served(path, why, status, body):
+    said = []
+
+    def metrics(_environ, start_response):
+        start_response("200 OK", [])
+        return [b"all of them"]
+
+    served = exporter.application(metrics, lambda: why)
+    assert b"".join(served({"PATH_INFO": path}, lambda *args: said.append(args[0]))) == body
+    assert said == [status]
