@@ -90,7 +90,7 @@ def _again_and_again(arguments: list[str], ended: threading.Event) -> None:
 
 
 def look_after(config: Config, source: str, *, wanted: Callable[[], bool], say: Say) -> None:
-    """See to it that there is a controller; returns when nobody wants that any more, and raises when Ray is gone.
+    """See to it that there is a controller, until nobody wants that any more or `kvtier down` has ended it.
 
     Args:
         config: with the address of the cluster.
@@ -117,7 +117,7 @@ def look_after(config: Config, source: str, *, wanted: Callable[[], bool], say: 
     with actors.connected(running.address, running.namespace):
         controller = actors.ActorCall(actors.CONTROLLER, running.namespace)
         known: list[str] | None = None
-        while wanted():
+        while wanted() and settings.state_file.exists():  # else `kvtier down` ended it, and the file may say otherwise
             signal.alarm(STUCK)
             if running.namespace not in actors.controllers():
                 say(f"starting the controller in the Ray cluster at {running.address}")

@@ -1,0 +1,101 @@
+"""The manifests: what schemas say of them, what our own rules do, and that both find what is broken."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ops.broken import BROKEN
+from tests.ops.manifests import K8S, OVERLAYS, SCHEMAS, UniqueLoader, documents, one, rendered, text_of
+from tests.ops.rules import RULES, broken, prod_is_guaranteed
+from tests.ops.schemas import custom, faults
+
+SOURCES = sorted(path for path in K8S.rglob("*.y*ml") if "dashboard" not in path.name)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_well(overlay):
+    docs = rendered(overlay)
+    assert {doc["kind"] for doc in docs} >= {"RayCluster", "Deployment", "ConfigMap", "NetworkPolicy", "Namespace"}
+    found = {f"{doc['kind']} {doc['metadata']['name']}": faults(doc) for doc in docs}
+    assert {name: said for name, said in found.items() if said} == {}
+    assert broken(docs) == []
+
+
+def test_custom_kinds_have_schemas():
+    if not SCHEMAS.is_dir():
+        pytest.skip("no schemas of KubeRay and of the operator of Prometheus at ../shared/k8s_schemas")
+    kinds = {doc["kind"] for doc in rendered("prod") if custom(doc)}
+    assert kinds == {"RayCluster", "PodMonitor", "PrometheusRule"}
+    assert all((SCHEMAS / group).is_dir() for group in ("ray.io", "monitoring.coreos.com"))
+
+
+def test_prod_has_what_is_asked_of_it():
+    docs = rendered("prod")
+    assert list(prod_is_guaranteed(docs)) == []
+    assert one(docs, "RayCluster", "kvtier")["spec"]["authOptions"] == {"mode": "token"}
+    groups = one(docs, "RayCluster", "kvtier")["spec"]["workerGroupSpecs"]
+    assert [group["groupName"] for group in groups if group["replicas"]] == ["nvme", "gpu"]
+    assert one(docs, "ConfigMap", "kvtier-ray")["data"]["RAY_USE_TLS"] == "1"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(K8S)))
+def test_no_key_stands_twice(source):
+    assert documents(source.read_text()), "nothing in it"
+
+
+def test_a_key_that_stands_twice_is_found():
+    with pytest.raises(yaml.YAMLError, match="duplicate key 'a'"):
+        yaml.load("a: 1\nb: 2\na: 3\n", UniqueLoader)
+
+
+def test_a_base_that_is_not_there_is_found(tmp_path: Path):
+    (tmp_path / "kustomization.yaml").write_text("resources: [../gone]\n")
+    with pytest.raises(AssertionError, match="gone"):
+        text_of(tmp_path)
+
+
+COMBINED = {
+    "nvme-hostpath": ("nvme-hostpath",),
+    "nvme-hostpath and gpu": ("nvme-hostpath", "gpu"),
+    "gpu before shared memory": ("gpu", "shared-memory"),
+    "prometheus": ("prometheus",),
+}
+
+
+@pytest.mark.parametrize("components", COMBINED.values(), ids=COMBINED)
+def test_components_go_together(components, tmp_path):
+    """Each with the base's own kvtier.toml; those that need another one are in an overlay."""
+    shutil.copy(K8S / "overlays/dev/images.yaml", tmp_path)
+    there = os.path.relpath(K8S, tmp_path)
+    said = {
+        "resources": [f"{there}/overlays/dev"],
+        "components": [f"{there}/components/{name}" for name in components],
+        "configurations": ["images.yaml"],
+        "images": [{"name": "kvtier", "newName": "registry.example/kvtier", "newTag": "0.1.0-cpu"}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(said))
+    docs = rendered(tmp_path)
+    assert [fault for doc in docs for fault in faults(doc)] == []
+    assert broken(docs) == []
+
+
+@pytest.mark.parametrize(("words", "change"), BROKEN.values(), ids=BROKEN)
+def test_what_is_broken_is_found(request, words, change):
+    if "custom:" in request.node.callspec.id and not SCHEMAS.is_dir():
+        pytest.skip("no schemas of KubeRay and of the operator of Prometheus at ../shared/k8s_schemas")
+    docs = copy.deepcopy(rendered("prod"))
+    change(docs)
+    by_schema = ":" in request.node.callspec.id
+    found = [fault for doc in docs for fault in faults(doc)] if by_schema else broken(docs)
+    assert any(words in fault for fault in found), found
+
+
+def test_every_rule_has_something_broken():
+    named = {words for words, _ in BROKEN.values()}
+    assert [rule.__name__ for rule in RULES if not any(rule.__name__.startswith(words) for words in named)] == []
