@@ -449,7 +449,7 @@ class TestSave:
         assert space.save(range(8), kv_of(8)).result(10.0) == Saved(0, 0, "SessionUnavailable")
 
     def test_what_the_host_does_not_make_visible_is_a_refusal(self, space, cache, monkeypatch):
-        monkeypatch.setattr(cache.session, "commit", lambda ticket, written, seconds: [False] * len(written))
+        monkeypatch.setattr(cache.session, "commit", lambda ticket, written, *_: [False] * len(written))
         assert space.save(range(8), kv_of(8)).result(10.0) == Saved(0, 0, "commit")
 
     def test_too_many_waiting_are_refused_at_once(self, space, cache, monkeypatch):
