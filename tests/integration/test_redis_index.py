@@ -64,12 +64,14 @@ def test_a_hung_redis_costs_a_lookup_its_timeout_and_then_nothing(own, alice, st
         assert time.monotonic() - start < 10 * SHORT.lookup_timeout  # 20 ms, on a machine that stalls
     opened, trips = alice.status()["breaker_opened"], alice.status()["round_trips"]
     assert opened == 1
+    assert alice.status()["breaker_open"] is True
     for _ in range(1000):
         assert alice.match([key(1)]) is None
     assert alice.status()["round_trips"] == trips
     os.kill(own[0].pid, signal.SIGCONT)
     assert eventually(lambda: alice.match([key(1)]) == [mine])
     assert eventually(lambda: bool(alice.status()["ok"]))
+    assert alice.status()["breaker_open"] is False
     assert not alice.needs_publish()
 
 
