@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 SCHEMAS = ROOT.parent / "shared" / "k8s_schemas"
 OVERLAYS = ("dev", "prod")
+EXAMPLE = K8S / "examples" / "vllm"
 Doc = dict[str, Any]
 
 

@@ -5,22 +5,12 @@ Each rule takes all documents of an overlay, and says what is wrong.
 
 from __future__ import annotations
 
-import json
-import re
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from kvtier.config import Config
-from kvtier.config.load import parse
 from kvtier.errors import ConfigError
-from tests.ops.manifests import Doc, Pod, one, pods
-from tests.ops.schemas import nbytes
+from tests.ops.fitting import FITTING, Rule
+from tests.ops.manifests import Doc, Pod, pods
 
-GIB = 1 << 30
-HEADROOM = 2 * GIB
-"""Of a host's memory, for its processes: what their resident memory was here, and half as much again."""
 SECRETS = {
     "kvtier": {"auth_token"},  # made by KubeRay
     "kvtier-redis": {"password", "users.acl"},
@@ -31,12 +21,6 @@ SECRETS = {
 """That docs/kubernetes.md has one make, with their keys."""
 ROOTS = {"own-shared", "own-nvme"}
 """Init containers that give a folder of the node to the user of the others."""
-Rule = Callable[[Sequence[Doc]], Iterator[str]]
-
-
-def config_of(docs: Sequence[Doc]) -> Config:
-    text = one(docs, "ConfigMap", "kvtier-config")["data"]["kvtier.toml"]
-    return parse(tomllib.loads(text), text)
 
 
 def names_exist(docs: Sequence[Doc]) -> Iterator[str]:
@@ -194,128 +178,6 @@ def no_container_may_more_than_it_needs(docs: Sequence[Doc]) -> Iterator[str]:
                 yield f"{name} has no requests and limits"
 
 
-def config_is_at_home(docs: Sequence[Doc]) -> Iterator[str]:
-    """What kvtier.toml names is mounted where it is read, and listens where services look."""
-    try:
-        config = config_of(docs)
-    except ConfigError as exc:
-        yield str(exc)
-        return
-    fleet, remote = config.fleet, config.remote
-    secrets = [config.index.password_file, fleet.cert, fleet.key, fleet.ca, remote.cert, remote.key]
-    secrets += [remote.tokens_file] if remote.listen else []
-    for pod in pods(docs):
-        if pod.caches:
-            folders = [config.run_dir, config.arena_dir, *secrets]
-            declared = json.loads(json.loads(pod.ray["rayStartParams"]["resources"]))  # type: ignore[index]
-            folders += [str(config.nvme.path)] if "kvtier.nvme" in declared else []
-            yield from _unmounted(pod, pod.spec["containers"][0], folders)
-            wanted = {"kvtier-metrics": config.metrics.port, "peers": config.fleet.port}
-            wanted |= {"gateway": remote.address[1], "gateway-bulk": remote.bulk} if remote.listen else {}
-            yield from (
-                f"{pod.name}: port {name} is not {port}" for name, port in wanted.items() if pod.ports.get(name) != port
-            )
-            labels = pod.ray.get("labels", {})  # type: ignore[union-attr]
-            if not config.ray.selected.items() <= labels.items():
-                yield f"{pod.name}: is not among the nodes {config.ray.labels}"
-        elif pod.ray is not None:
-            for container in pod.spec["containers"]:
-                yield from _unmounted(
-                    pod, container, [config.run_dir, config.index.password_file, config.status.token_file]
-                )
-            if pod.ports.get("kvtier-status") != config.status.port:
-                yield f"{pod.name}: the status page is not at {config.status.port}"
-            if config.ray.selected.items() <= pod.ray.get("labels", {}).items():
-                yield f"{pod.name}: the head would get tiers"
-    yield from _index_is_there(config.index.url, docs)
-
-
-def _unmounted(pod: Pod, container: Doc, files: Sequence[str]) -> Iterator[str]:
-    mounts = [PurePosixPath(mount["mountPath"]) for mount in container.get("volumeMounts", ())]
-    for file in filter(None, files):
-        if not any(PurePosixPath(file).is_relative_to(mount) for mount in mounts):
-            yield f"{pod.name}: {container['name']} has no volume for {file}"
-
-
-def _index_is_there(url: str, docs: Sequence[Doc]) -> Iterator[str]:
-    services = {doc["metadata"]["name"]: doc["spec"]["ports"] for doc in docs if doc["kind"] == "Service"}
-    for place in re.sub(r"^[^:]*://([^@/]*@)?", "", url).partition("/")[0].split(","):
-        host, _, port = place.partition(":")
-        if int(port) not in [one["port"] for one in services.get(host.partition(".")[0], ())]:
-            yield f"index.url names {place}, which is no Service here"
-
-
-def sizes_fit(docs: Sequence[Doc]) -> Iterator[str]:
-    config = config_of(docs)
-    for pod in pods(docs):
-        if pod.ray is None:
-            continue
-        limit = nbytes(pod.spec["containers"][0]["resources"]["limits"]["memory"])
-        store = int(pod.ray["rayStartParams"]["object-store-memory"])
-        if _limit(pod, "/dev/shm") < store:
-            yield f"{pod.name}: /dev/shm is smaller than the object store"
-        if not pod.caches:
-            continue
-        need = store + config.cpu.capacity + HEADROOM
-        if limit < need:
-            yield f"{pod.name}: {limit >> 20} MiB of memory for {need >> 20} MiB: arena, object store and processes"
-        if _limit(pod, config.arena_dir) < config.cpu.capacity * 1.05:
-            yield f"{pod.name}: the volume of the arena is smaller than cpu.capacity and its tables"
-        room = _limit(pod, str(config.nvme.path))
-        if "kvtier.nvme" in pod.ray["rayStartParams"]["resources"] and room < config.nvme.capacity * 1.05:
-            yield f"{pod.name}: the volume of the NVMe tier is smaller than nvme.capacity and its file system"
-
-
-def _limit(pod: Pod, path: str) -> float:
-    """Bytes that the volume at this path may hold; no limit for a folder of the node."""
-    for mount in sorted(pod.spec["containers"][0]["volumeMounts"], key=lambda mount: -len(mount["mountPath"])):
-        if PurePosixPath(path).is_relative_to(mount["mountPath"]):
-            volume = pod.volumes[mount["name"]]
-            if "emptyDir" in volume:
-                return nbytes(volume["emptyDir"]["sizeLimit"])
-            if "ephemeral" in volume:
-                return nbytes(volume["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"])
-            return float("inf")
-    return 0.0
-
-
-def redis_forgets(docs: Sequence[Doc]) -> Iterator[str]:
-    said = dict(line.split(maxsplit=1) for line in _redis_lines(docs))
-    if said.get("save") != '""' or said.get("appendonly") != "no" or said.get("maxmemory-policy") != "allkeys-lru":
-        yield "redis.conf: the index is soft state: no persistence, and old entries go"
-    most = int(said["maxmemory"].removesuffix("mb")) << 20
-    for pod in pods(docs):
-        for container in pod.spec["containers"]:
-            if container["name"] == "redis" and most > 0.8 * nbytes(container["resources"]["limits"]["memory"]):
-                yield f"{pod.name}: maxmemory leaves less than a fifth of its limit for connections and fragments"
-
-
-def _redis_lines(docs: Sequence[Doc]) -> list[str]:
-    text = one(docs, "ConfigMap", "kvtier-redis")["data"]["redis.conf"]
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
-
-
-def ends_take_their_time(docs: Sequence[Doc]) -> Iterator[str]:
-    drain = int(one(docs, "ConfigMap", "kvtier-ray")["data"]["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
-    for pod in pods(docs):
-        if pod.caches and pod.spec.get("terminationGracePeriodSeconds", 30) < drain + 20:
-            yield f"{pod.name}: is killed before its drain of {drain} s has ended"
-
-
-def tls_is_whole(docs: Sequence[Doc]) -> Iterator[str]:
-    ray = one(docs, "ConfigMap", "kvtier-ray")["data"]["RAY_USE_TLS"] == "1"
-    config = config_of(docs)
-    if ray != bool(config.fleet.cert):
-        yield "TLS is on for Ray or for the fleet, and not for both"
-    for pod in pods(docs):
-        if pod.ray is None or not ray:
-            continue
-        for container in pod.spec["containers"]:
-            said: dict[str, Any] = {one["name"]: one.get("value") for one in container.get("env", ())}
-            files = [said.get(f"RAY_TLS_{name}") or "/nowhere" for name in ("SERVER_CERT", "SERVER_KEY", "CA_CERT")]
-            yield from _unmounted(pod, container, files)
-
-
 def prod_is_guaranteed(docs: Sequence[Doc]) -> Iterator[str]:
     """For overlays that say so: pods whose requests equal limits are the last to be evicted."""
     for pod in pods(docs):
@@ -333,11 +195,7 @@ RULES: tuple[Rule, ...] = (
     images_are_named,
     no_pod_may_more_than_it_needs,
     no_container_may_more_than_it_needs,
-    config_is_at_home,
-    sizes_fit,
-    redis_forgets,
-    ends_take_their_time,
-    tls_is_whole,
+    *FITTING,
 )
 
 

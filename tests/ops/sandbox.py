@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.cluster.kit import within
 from tests.cluster.network import PREFIX, Machine, Network
 from tests.ops.manifests import ROOT, Doc, Pod
 
@@ -129,6 +130,10 @@ class Running:
             )
         return self._containers[name]
 
+    def begun(self, name: str) -> None:
+        """Wait until a container runs its command, and no more what prepares it."""
+        within(10.0, lambda: b"tests.ops.container" not in Path(f"/proc/{self.pid(name)}/cmdline").read_bytes())
+
     def init(self) -> None:
         """Run the init containers, one after the other, as they are."""
         for container in self.pod.spec.get("initContainers", ()):
@@ -141,17 +146,24 @@ class Running:
         """Of the container's first process, as this machine counts."""
         found = self._containers[name].pid
         for _ in range(1 + self._shares):  # nsenter forks for a process namespace, and so does unshare
-            (child,) = Path(f"/proc/{found}/task/{found}/children").read_text().split()
+            children = Path(f"/proc/{found}/task/{found}/children")
+            (child,) = within(10.0, children.read_text).split()
             found = int(child)
         return found
 
     def terminate(self, name: str) -> subprocess.Popen[bytes]:
         """What the kubelet sends when a pod, or a container, is to end."""
+        self.begun(name)
         os.kill(self.pid(name), 15)
         return self._containers[name]
 
+    def wait(self, name: str) -> int:
+        """Until it has ended, as long as its pod gives it."""
+        return self._containers[name].wait(self.pod.spec["terminationGracePeriodSeconds"])
+
     def run(self, name: str, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
         """As `kubectl exec` does."""
+        self.begun(name)
         (container,) = (one for one in self.pod.spec["containers"] if one["name"] == name)
         context = self.pod.spec["securityContext"]
         user = ["setpriv", "--reuid", str(context["runAsUser"]), "--regid", str(context["runAsGroup"])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,8 +12,19 @@ import pytest
 import yaml
 
 from tests.ops.broken import BROKEN
-from tests.ops.manifests import K8S, OVERLAYS, SCHEMAS, UniqueLoader, documents, one, rendered, text_of
-from tests.ops.rules import RULES, broken, prod_is_guaranteed
+from tests.ops.fitting import config_of
+from tests.ops.manifests import EXAMPLE, K8S, OVERLAYS, SCHEMAS, UniqueLoader, documents, one, pods, rendered, text_of
+from tests.ops.rules import (
+    RULES,
+    broken,
+    images_are_named,
+    names_exist,
+    no_container_may_more_than_it_needs,
+    no_pod_may_more_than_it_needs,
+    probes_ask_ports_with_names,
+    prod_is_guaranteed,
+    selectors_match,
+)
 from tests.ops.schemas import custom, faults
 
 SOURCES = sorted(path for path in K8S.rglob("*.y*ml") if "dashboard" not in path.name)
@@ -25,6 +37,33 @@ def test_an_overlay_is_well(overlay):
     found = {f"{doc['kind']} {doc['metadata']['name']}": faults(doc) for doc in docs}
     assert {name: said for name, said in found.items() if said} == {}
     assert broken(docs) == []
+
+
+def test_the_example_with_vllm_meets_prod():
+    docs = rendered(EXAMPLE)
+    assert [fault for doc in docs for fault in faults(doc)] == []
+    rules = (images_are_named, no_pod_may_more_than_it_needs, no_container_may_more_than_it_needs, names_exist)
+    assert [fault for rule in (*rules, selectors_match, probes_ask_ports_with_names) for fault in rule(docs)] == []
+    prod = rendered("prod")
+    (engine,) = pods(docs)
+    (container,) = engine.spec["containers"]
+    hosts = [pod for pod in pods(prod) if pod.caches]
+    assert hosts
+    for host in hosts:
+        # The same folder of the node, under the same path; another user, in a group that kvtier gives its arena to.
+        assert host.volumes["shared"]["hostPath"]["path"] == engine.volumes["shared"]["hostPath"]["path"]
+        for each in (host.spec["containers"][0], container):
+            (path,) = (mount["mountPath"] for mount in each["volumeMounts"] if mount["name"] == "shared")
+            assert path == "/run/kvtier"
+        mine, its = engine.spec["securityContext"], host.spec["securityContext"]
+        assert mine["runAsUser"] != its["runAsUser"]
+        assert mine["runAsGroup"] in its["supplementalGroups"]
+        wanted = engine.spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0]
+        assert wanted["labelSelector"]["matchLabels"].items() <= host.labels.items()
+        assert wanted["namespaces"] == [host.namespace]
+    said = json.loads(container["args"][1])
+    assert said["kv_connector_extra_config"]["target"] == str(config_of(prod).socket)
+    assert said["kv_connector_module_path"] == "kvtier.connectors.vllm"
 
 
 def test_custom_kinds_have_schemas():

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
+import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trustme
+import yaml
 
+from kvtier_services.gateway import tokens
 from kvtier_services.redis_server import find_binary
 from tests.cluster.kit import within
 from tests.cluster.network import network, why_not
-from tests.ops.manifests import Doc, one, pods, rendered
+from tests.ops.manifests import EXAMPLE, K8S, ROOT, Doc, one, pods, rendered
+from tests.ops.rules import broken
 from tests.ops.sandbox import HEAD, Running, Sandbox, ray_command, ray_environment, remove
 from tests.ops.schemas import nbytes
 
@@ -34,6 +42,35 @@ def smaller(docs: Sequence[Doc]) -> Sequence[Doc]:
         assert large in data["kvtier.toml"]
         data["kvtier.toml"] = data["kvtier.toml"].replace(large, small)
     return docs
+
+
+RIGHTS = "+@read +@write +@connection +eval +evalsha +script|load +time -@dangerous"
+DOOR = "/run/kvtier/run/door.sock"
+ENGINE = """
+import sys
+from pathlib import Path
+from kvtier.client.door import DoorSession
+from kvtier.testing.session import save
+from tests.cluster.kit import blocks_read
+what, door, first = sys.argv[1:]
+session = DoorSession(Path(door))
+print(save(session, int(first), 8) if what == "save" else blocks_read(session, int(first), 8, wait=10.0))
+session.close()
+"""
+CLIENT = """
+import sys
+import numpy as np, torch, kvtier
+url, token, ca = sys.argv[1:]
+tokens, spec = np.arange(80, dtype=np.uint32), kvtier.KVSpec(2, 2, 16, "bfloat16", block_tokens=16)
+kv = torch.randn(2, 2, 80, 2, 16).bfloat16()
+with kvtier.connect(url, token=token, ca=ca) as cache:
+    space = cache.keyspace(spec, model="m", revision="1")
+    print(space.save(tokens, kv).result(30.0).blocks)
+    out = torch.zeros_like(kv)
+    with space.match(tokens) as hit:
+        print(hit.load(out))
+    assert torch.equal(out, kv)
+"""
 
 
 class Deployed:
@@ -66,6 +103,11 @@ class Deployed:
         done = self.head.run("kvtier", "kvtier", "status", "--json")
         return json.loads(done.stdout) if done.returncode == 0 else {"hosts": [], "fault": done.stderr}
 
+    def both(self) -> dict[str, dict] | None:
+        """The two hosts, once both serve."""
+        hosts = self.serving()
+        return hosts if {"pod2", "pod3"} <= hosts.keys() else None
+
     def serving(self) -> dict[str, dict]:
         return {host["host"]: host for host in self.status()["hosts"] if host.get("serving")}
 
@@ -97,15 +139,127 @@ def deployed(docs: Sequence[Doc], more: dict[str, dict[str, str]] | None = None)
 def acl(password: str) -> str:
     """As docs/kubernetes.md has one make it."""
     digest = hashlib.sha256(password.encode()).hexdigest()
-    rights = "+@read +@write +@connection +eval +evalsha +script|load +time -@dangerous"
-    return f"user default off\nuser kvtier on #{digest} ~* {rights}\n"
+    return f"user default off\nuser kvtier on #{digest} ~* {RIGHTS}\n"
 
 
-def test_dev():
+def engine(pod: Running, name: str, what: str, first: int, **env: str) -> int:
+    """Blocks of a chain that an engine in this container saved, or loaded whole and right."""
+    done = pod.run(name, sys.executable, "-c", ENGINE, what, DOOR, str(first), PYTHONPATH=str(ROOT), **env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout.split()[-1])
+
+
+def asked(made: Deployed, url: str, **headers: str) -> tuple[int, str]:
+    """Status and body, from elsewhere in the pods' network."""
+    script = (
+        "import sys, json, urllib.request as u, urllib.error as e\n"
+        "try: a = u.urlopen(u.Request(sys.argv[1], headers=json.loads(sys.argv[2])), timeout=5)\n"
+        "except e.HTTPError as x: a = x\n"
+        "print(a.status, a.read().decode())"
+    )
+    command = made.sandbox.net.inside(sys.executable, "-c", script, url, json.dumps(headers))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    code, _, body = done.stdout.partition(" ")
+    return int(code), body
+
+
+def test_dev_serves_outlives_its_parts_and_hands_over_what_ends():
     docs = smaller(rendered("dev"))
     with deployed(docs) as made:
-        made.worker("kvtier-cpu", 2)
-        made.worker("kvtier-nvme", 3)
-        hosts = within(90.0, lambda: hosts if len(hosts := made.serving()) == 2 else None, every=1.0)
+        cpu, nvme = made.worker("kvtier-cpu", 2), made.worker("kvtier-nvme", 3)
+        hosts = within(120.0, made.both, every=1.0)
         tiers = {name: [tier["tier"] for tier in host["hierarchy"]["tiers"]] for name, host in hosts.items()}
-        assert tiers == {"pod2": ["cpu", "peer"], "pod3": ["cpu", "nvme", "peer"]}
+        assert tiers == {"pod2": ["cpu"], "pod3": ["cpu", "nvme"]}
+        assert all(host["hierarchy"]["index"]["ok"] for host in hosts.values()), "Redis lets them do what they need"
+
+        # What the kubelet and a browser ask.
+        assert asked(made, f"http://{cpu.address}:9400/ready")[0] == 200
+
+        # A save through the door of one, a load through the door of the other.
+        assert engine(cpu, "ray-worker", "save", 0) == 8
+        assert engine(nvme, "ray-worker", "load", 0) == 8
+
+        # The container that stays is restarted, and Ray's head is killed: nothing of the tiers is.
+        lives = {name: host["pid"] for name, host in hosts.items()}
+        assert made.head.terminate("kvtier").wait(20.0) == 0
+        os.kill(made.head.pid("ray-head"), 9)
+        made.head.wait("ray-head")
+        made.ray(made.head)
+        made.head.start(made.sidecar)
+        again = within(120.0, made.both, every=1.0)
+        assert {name: host["pid"] for name, host in again.items()} == lives
+        assert engine(cpu, "ray-worker", "load", 0) == 8
+
+        # A pod ends: what only it had is on the other one.
+        assert engine(cpu, "ray-worker", "save", 100) == 8
+        began = time.monotonic()
+        cpu.terminate("ray-worker")
+        cpu.wait("ray-worker")
+        assert time.monotonic() - began < cpu.pod.spec["terminationGracePeriodSeconds"]
+        assert within(30.0, lambda: engine(nvme, "ray-worker", "load", 100) == 8)
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Sequence[Doc]:
+    """What prod has besides its sizes and GPUs: TLS, the gateway, the folder that engines share."""
+    shutil.copy(K8S / "overlays/dev/images.yaml", tmp_path)
+    text = (K8S / "overlays/prod/kvtier.toml").read_text()
+    for large, small in (('"64GiB"', '"2GiB"'), ('"800GiB"', '"16GiB"')):
+        text = text.replace(large, small)
+    (tmp_path / "kvtier.toml").write_text(text)
+    there = os.path.relpath(K8S, tmp_path)
+    said = {
+        "resources": [f"{there}/overlays/dev"],
+        "components": [f"{there}/components/shared-memory", f"{there}/components/tls"],
+        "configMapGenerator": [{"name": "kvtier-config", "behavior": "replace", "files": ["kvtier.toml"]}],
+        "generatorOptions": {"disableNameSuffixHash": True},
+        "namespace": "kvtier",
+        "configurations": ["images.yaml"],
+        "images": [{"name": "kvtier", "newName": "registry.example/kvtier", "newTag": "0.1.0-cpu"}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(said))
+    docs = rendered(tmp_path)
+    assert broken(docs) == []
+    return smaller(docs)
+
+
+def test_with_tls_engines_come_in_by_the_nodes_memory_and_by_the_gateway(closed, tmp_path):
+    authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
+    file = tmp_path / "tokens.json"
+    token = tokens.add(file, "team")
+    more = {
+        "kvtier-ca": {
+            "ca.crt": authority.cert_pem.bytes().decode(),
+            "ca.key": authority.private_key_pem.bytes().decode(),
+        },
+        "kvtier-tokens": {"tokens.json": file.read_text()},
+    }
+    with deployed(closed, more) as made:
+        host, other = made.worker("kvtier-nvme", 3), made.worker("kvtier-cpu", 2)
+        within(120.0, made.both, every=1.0)
+        assert engine(other, "ray-worker", "save", 0) == 8
+        assert engine(host, "ray-worker", "load", 0) == 8, "over TLS, from the other host"
+
+        # An engine in a pod of its own, as another user, on the same node.
+        (example,) = pods(rendered(EXAMPLE))
+        beside = made.sandbox.pod(example, 4, node=host.node)
+        beside.start(example.spec["containers"][0], ["sleep", "600"])
+        assert engine(beside, "vllm", "load", 0) == 8
+        assert engine(beside, "vllm", "save", 200) == 8
+        assert engine(host, "ray-worker", "load", 200) == 8
+        secret = beside.run("vllm", "cat", "/run/kvtier/run/fleet.secret")
+        assert "Permission denied" in secret.stderr
+
+        # A client without the node's memory, by the gateway, with a token.
+        ca = tmp_path / "ca.crt"
+        authority.cert_pem.write_to_path(str(ca))
+        command = [sys.executable, "-c", CLIENT, f"grpcs://{host.address}:7070", token, str(ca)]
+        done = subprocess.run(
+            made.sandbox.net.inside(*command), capture_output=True, text=True, timeout=200, check=False, cwd=ROOT
+        )
+        assert done.stdout.split() == ["5", "80"], done.stderr[-2000:]
+
+        # Who has no certificate is not let in, whatever he knows.
+        plain = host.run("ray-worker", "ray", "health-check", "--address", f"{made.head.address}:6379", RAY_USE_TLS="0")
+        assert plain.returncode != 0

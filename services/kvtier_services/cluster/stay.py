@@ -37,7 +37,6 @@ PAUSE, LONGEST_PAUSE = 1.0, 15.0
 """Seconds until a child that has ended is started again; twice as long each time that it ended young."""
 YOUNG = 30.0
 POLL = 0.2
-END_SECONDS = 5.0
 
 
 def stay(config: Config, source: str) -> None:
@@ -78,12 +77,8 @@ def _again_and_again(arguments: list[str], ended: threading.Event) -> None:
         while child.poll() is None and not ended.wait(POLL):
             pass
         if child.poll() is None:
-            child.terminate()
-            try:
-                child.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            child.kill()  # at a SIGTERM Ray would show its stack
+            child.wait()
             return
         pause = PAUSE if time.monotonic() - began > YOUNG else min(LONGEST_PAUSE, 2 * pause)
         ended.wait(pause)

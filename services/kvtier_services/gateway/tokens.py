@@ -96,12 +96,13 @@ def read(path: Path) -> Tokens:
     """
     try:
         with path.open("rb") as file:
-            mode, raw = os.fstat(file.fileno()).st_mode, file.read()
+            about, raw = os.fstat(file.fileno()), file.read()
     except FileNotFoundError:
         return Tokens()
     except OSError as exc:
         raise ConfigError(f"remote.tokens_file {path} cannot be read: {exc.strerror}") from exc
-    if mode & 0o077:
+    # Secrets that Kubernetes mounts are root's, and read by the group that the pod is in.
+    if about.st_mode & (0o037 if about.st_uid == 0 != os.getuid() else 0o077):
         raise ConfigError(f"remote.tokens_file {path} has the salts of all tenants, and others may read it: chmod 600")
     try:
         return msgspec.json.decode(raw, type=Tokens)

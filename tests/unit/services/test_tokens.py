@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 
 import pytest
@@ -71,6 +73,24 @@ def test_names_that_cannot_be_are_refused(kvtier):
         code, said = kvtier(*args)
         assert code == 1
         assert why in said
+
+
+@pytest.mark.parametrize(("mode", "fine"), [(0o440, True), (0o400, True), (0o444, False), (0o460, False)])
+def test_of_root_it_may_be_read_by_a_group_as_kubernetes_mounts_secrets(path, monkeypatch, mode, fine):
+    tokens.add(path, "alice")
+    real = os.fstat
+
+    def of_root(number: int) -> os.stat_result:
+        (_, *others) = real(number)
+        return os.stat_result((stat.S_IFREG | mode, *others[:3], 0, *others[4:]))
+
+    monkeypatch.setattr(tokens.os, "fstat", of_root)
+    monkeypatch.setattr(tokens.os, "getuid", lambda: 1000)
+    if fine:
+        assert tokens.read(path).tokens[0].name == "alice"
+    else:
+        with pytest.raises(ConfigError, match="chmod 600"):
+            tokens.read(path)
 
 
 def test_a_file_that_others_can_read_or_that_is_broken_is_refused(path):
