@@ -107,6 +107,51 @@ def test_a_changed_alert_fails_its_cases(folder, file, change):
     assert set(re.findall(r"alertname: ?(\w+)", done.stdout + done.stderr)) == names
 
 
+GUARDS = {
+    "another fleet": ("hosts", "alerts", "unless on (job) kvtier_build_info"),
+    "back elsewhere": ("hosts", "alerts", "unless on (job, host) kvtier_draining"),
+    "what repeats no more": ("hits", "alerts", "and on (job, host) kvtier:ceiling_gap:ratio > 0.2"),
+    "little to do": (
+        "hits",
+        "rules",
+        "and on (job, host) sum by (job, host) (rate(kvtier_asked_blocks_total[15m])) > 1",
+    ),
+    "just begun": (
+        "hits",
+        "rules",
+        "and on (job, host) time() - max by (job, host) (kvtier_start_time_seconds) > 7200",
+    ),
+    "has an alert of its own": (
+        "fleet",
+        "alerts",
+        "unless on (job, host) avg_over_time(kvtier_index_breaker_open[5m]) > 0.5",
+    ),
+    "is gone": (
+        "fleet",
+        "alerts",
+        'and on (job, peer) label_replace(count by (job, host) (kvtier_build_info), "peer", "$1", "host", "(.+)")',
+    ),
+    "lost": ("fleet", "alerts", "or sum by (job, host) (increase(kvtier_events_lost_total[15m])) > 0"),
+}
+"""What keeps alerts from firing for nothing, and where the cases of it are."""
+
+
+@needs_promtool
+@pytest.mark.parametrize("guard", GUARDS)
+def test_each_guard_is_needed(folder, guard):
+    cases, file, text = GUARDS[guard]
+    weaker, found = groups(file), 0
+    for group in weaker:
+        for rule in group["rules"]:
+            found += text in rule["expr"]
+            rule["expr"] = rule["expr"].replace(text, "")
+    assert found
+    plain(folder, file, weaker)
+    done = promtool("test", "rules", folder / f"test_{cases}.yaml")
+    assert done.returncode != 0
+    assert "exp:" in done.stdout + done.stderr, "other alerts than expected, and no fault of the expression"
+
+
 BROKEN = {
     "expression": ("ratio_rate15m > 0.1", "ratio_rate15m > > 0.1"),
     "a for that is no time": ("for: 15m", "for: soon"),
