@@ -25,7 +25,7 @@ from kvtier_services.actors.hands import Hand
 from kvtier_services.actors.index import open_index
 from kvtier_services.actors.nvme_tier import NvmeTierActor
 from kvtier_services.actors.peers import open_peers
-from kvtier_services.cluster.parts import about, open_door, open_exporter, writer_gone
+from kvtier_services.cluster.parts import about, open_door, open_exporter, open_page, writer_gone
 from kvtier_services.controller import Controller, Host
 from kvtier_services.settings import Settings
 
@@ -329,6 +329,7 @@ def start_controller(settings: Settings) -> ActorCall:
         fleet,
         RayLedger(settings.namespace),
         about=partial(about, settings),
+        page=partial(open_page, settings),
     )
     return ActorCall(CONTROLLER, settings.namespace)
 

@@ -20,6 +20,7 @@ from kvtier_services.gateway.register import Register
 from kvtier_services.gateway.remote import Listen, RemoteDoor
 from kvtier_services.gateway.tls import Certificate
 from kvtier_services.monitor.metrics import Exporter
+from kvtier_services.monitor.page import Page
 from kvtier_services.settings import Settings, host_name
 
 
@@ -52,6 +53,13 @@ def open_exporter(hierarchy: Hierarchy, settings: Settings, serving: Serving) ->
         why_not=serving.why_not,
         tenants=serving.tenants,
     )
+
+
+def open_page(settings: Settings, snapshot: Callable[[], dict[str, Any]]) -> Page:
+    """The status page of a fleet, over its controller's snapshots."""
+    status = settings.config.status
+    token_file = folder(status.token_file) if status.token_file else None
+    return Page(snapshot, host=status.host, port=status.port, token_file=token_file)
 
 
 def about(settings: Settings) -> dict[str, Any]:
