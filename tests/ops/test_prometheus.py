@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 
 import pytest
 import torch
@@ -106,6 +108,16 @@ def test_rules_and_alerts_over_a_host(tmp_path):
             held = session.match(chain(0, 4), 5.0)
             within(PATIENCE, lambda: made.firing() == {"KvtierLeasesStuck"})
             session.release(held.lease)
+            within(PATIENCE, lambda: made.firing() == set())
+
+            # Redis hangs while something is saved, and answers again.
+            redis = cluster.status()["redis"]["pid"]
+            os.kill(redis, signal.SIGSTOP)
+            try:
+                assert save(session, 100, 2) == 2
+                within(PATIENCE, lambda: "KvtierIndexLags" in made.firing())
+            finally:
+                os.kill(redis, signal.SIGCONT)
             within(PATIENCE, lambda: made.firing() == set())
             session.close()
 
