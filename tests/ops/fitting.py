@@ -1,4 +1,4 @@
-"""Rules on what goes together: kvtier.toml and what is mounted, sizes and limits, ends and their time, TLS on all sides."""
+"""Rules on what goes together: kvtier.toml and mounts, sizes and limits, ends and their time, TLS on all sides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ops.schemas import nbytes
 
 GIB = 1 << 30
 HEADROOM = 2 * GIB
-"""Of a host's memory, for its processes: what their resident memory was here, and half as much again."""
+"""Of a host's memory, for its processes: 0.4 GiB when it is empty, and the tables of its blocks."""
 Rule = Callable[[Sequence[Doc]], Iterator[str]]
 
 

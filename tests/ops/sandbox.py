@@ -36,13 +36,20 @@ class Sandbox:
     Attributes:
         folder: of all files.
         secrets: what is in which Secret.
+        keep: folders of this machine that the image has.
         maps: the same of ConfigMaps.
         hosts: addresses of Services, as lines of /etc/hosts.
     """
 
     def __init__(
-        self, net: Network, folder: Path, secrets: Mapping[str, Mapping[str, str]], docs: Sequence[Doc]
+        self,
+        net: Network,
+        folder: Path,
+        secrets: Mapping[str, Mapping[str, str]],
+        docs: Sequence[Doc],
+        keep: Sequence[str] = (),
     ) -> None:
+        self.keep = sorted({*KEEP, *keep})
         self.net, self.folder, self.secrets = net, folder, secrets
         self.maps = {doc["metadata"]["name"]: doc["data"] for doc in docs if doc["kind"] == "ConfigMap"}
         self.hosts: list[str] = []
@@ -106,7 +113,7 @@ class Running:
             argv = [word.replace(f"$({variable})", value) for word in argv]
         spec = {
             "root": str(root),
-            "keep": KEEP,
+            "keep": self._sandbox.keep,
             "hosts": [f"{self.address} pod{self.address.rpartition('.')[2]}", *self._sandbox.hosts],
             "mounts": sorted(mounts, key=lambda mount: len(mount[1])),
             "user": user,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ def cache_folder() -> Path | None:
     """Choose the first folder that can be written, or None.
 
     `NUMBA_CACHE_DIR` if it is set, else beside this package, else `XDG_CACHE_HOME/kvtier/numba`. Below it, a folder of
-    these sources' and this numba's own, so that kernels of another version are never picked up.
+    these sources' and this numba's own, so that kernels of another version are never picked up. One that is empty gets
+    what another of these folders has: an image keeps kernels where none of its processes may write.
     """
     # numba looks at the time stamp of one file; here are the bytes of all that the machine code depends on. Releases of
     # numba overwrite each other's kernels, which an engine's environment and kvtier's own would do at every start.
@@ -25,11 +27,14 @@ def cache_folder() -> Path | None:
     package = Path(__file__).parent
     for source in [*sorted(package.glob("*.py")), package.with_name("layout.py"), package.with_name("codebook.py")]:
         digest.update(source.read_bytes())
-    for base in _candidates():
-        folder = base / f"kvtier-{digest.hexdigest()[:12]}"
-        if _writable(folder):
-            return folder
-    return None
+    folders = [base / f"kvtier-{digest.hexdigest()[:12]}" for base in _candidates()]
+    chosen = next(filter(_writable, folders), None)
+    if chosen is not None and not _filled(chosen):
+        for folder in filter(_filled, folders):
+            with suppress(OSError):
+                shutil.copytree(folder, chosen, copy_function=_put, dirs_exist_ok=True)
+                break
+    return chosen
 
 
 def _candidates() -> Iterator[Path]:
@@ -48,6 +53,21 @@ def _writable(folder: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def _filled(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
+
+
+def _put(source: str, target: str) -> None:
+    """Copy, with its time, as a whole: other processes read here already. Access rights are the new folder's."""
+    part = f"{target}.{os.getpid()}"
+    shutil.copyfile(source, part)
+    os.utime(part, ns=(Path(source).stat().st_atime_ns, Path(source).stat().st_mtime_ns))
+    Path(part).replace(target)
 
 
 CACHE_FOLDER = cache_folder()

@@ -9,6 +9,7 @@ from numba import types
 from kvtier.codecs.cpu import jit
 
 HERE = Path(jit.__file__).parent
+real = jit._writable
 
 
 def test_the_first_folder_that_can_be_written_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +23,24 @@ def test_the_first_folder_that_can_be_written_is_taken(tmp_path: Path, monkeypat
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
     assert jit.cache_folder() is None
+
+
+def test_a_new_folder_gets_the_kernels_of_one_that_only_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "image"))
+    kept = jit.cache_folder()
+    (kept / "cpu").mkdir()
+    (kept / "cpu" / "kernel.nbc").write_bytes(b"code")
+    (kept / "cpu").chmod(0o555)
+    monkeypatch.setattr(jit, "_candidates", lambda: iter([tmp_path / "own", tmp_path / "image"]))
+    monkeypatch.setattr(jit, "_writable", lambda folder: real(folder) and folder != kept)
+    own = jit.cache_folder()
+    assert (own.parent, own.name) == (tmp_path / "own", kept.name)
+    assert [path.name for path in (own / "cpu").iterdir()] == ["kernel.nbc"]
+    assert (own / "cpu" / "kernel.nbc").read_bytes() == b"code"
+    (own / "cpu" / "kernel.nbc").write_bytes(b"mine")
+    assert (jit.cache_folder() / "cpu" / "kernel.nbc").read_bytes() == b"mine", "what is there stays"
 
 
 def test_a_file_in_the_place_of_a_folder_is_not_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
