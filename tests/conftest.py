@@ -12,6 +12,8 @@ import pytest
 HERE = Path(__file__).parent
 # vLLM has an environment of its own: `make test-vllm`.
 collect_ignore = [] if find_spec("vllm") else ["engines_vllm"]
+if not all(map(find_spec, ("kubernetes_validate", "playwright", "promql_parser"))):  # `make install-ops`
+    collect_ignore.append("ops")
 
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
