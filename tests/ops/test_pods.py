@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import base64
+import functools
 import json
 import os
 import secrets
@@ -16,17 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import trustme
 import yaml
 
-from kvtier_services.gateway import tokens
 from kvtier_services.redis_server import find_binary
-from tests.cluster.kit import within
+from tests.cluster.kit import environment, within
 from tests.cluster.network import network, why_not
-from tests.ops.manifests import EXAMPLE, K8S, ROOT, Doc, one, pods, rendered
-from tests.ops.rules import broken
+from tests.ops.manifests import EXAMPLE, K8S, ROOT, Doc, documents, one, pods, rendered
+from tests.ops.rules import SECRETS, broken
 from tests.ops.sandbox import HEAD, Running, Sandbox, ray_command, ray_environment, remove
-from tests.ops.schemas import nbytes
+from tests.ops.schemas import faults, nbytes
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,7 +43,6 @@ def smaller(docs: Sequence[Doc]) -> Sequence[Doc]:
     return docs
 
 
-RIGHTS = "+@read +@write +@connection +eval +evalsha +script|load +time -@dangerous"
 DOOR = "/run/kvtier/run/door.sock"
 ENGINE = """
 import sys
@@ -113,16 +111,11 @@ class Deployed:
 
 
 @contextmanager
-def deployed(docs: Sequence[Doc], more: dict[str, dict[str, str]] | None = None) -> Iterator[Deployed]:
-    token, password = secrets.token_hex(32), secrets.token_hex(16)
+def deployed(docs: Sequence[Doc]) -> Iterator[Deployed]:
+    token = secrets.token_hex(32)  # KubeRay's
     folder = Path(tempfile.mkdtemp(prefix="kvp"))
     folder.chmod(0o755)
-    known = {
-        "kvtier": {"auth_token": token},
-        "kvtier-redis": {"password": password, "users.acl": acl(password)},
-        "kvtier-status": {"token": secrets.token_hex(16)},
-        **(more or {}),
-    }
+    known = {"kvtier": {"auth_token": token}, **made_by_the_script()[0]}
     with network() as net:
         sandbox = Sandbox(net, folder, known, docs)
         try:
@@ -136,10 +129,21 @@ def deployed(docs: Sequence[Doc], more: dict[str, dict[str, str]] | None = None)
             remove(folder)
 
 
-def acl(password: str) -> str:
-    """As docs/kubernetes.md has one make it."""
-    digest = hashlib.sha256(password.encode()).hexdigest()
-    return f"user default off\nuser kvtier on #{digest} ~* {RIGHTS}\n"
+@functools.cache
+def made_by_the_script() -> tuple[dict[str, dict[str, str]], str]:
+    """Secrets, and the token that is shown."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", K8S / "secrets.sh"], env=environment(PATH=path), capture_output=True, text=True, check=True, timeout=120
+    )
+    known = {}
+    for doc in documents(done.stdout):
+        assert faults(doc) == []
+        known[doc["metadata"]["name"]] = {key: base64.b64decode(value).decode() for key, value in doc["data"].items()}
+    assert {name: {*data} for name, data in known.items()} == {
+        name: keys for name, keys in SECRETS.items() if name != "kvtier"
+    }
+    return known, done.stderr.split()[-1]
 
 
 def engine(pod: Running, name: str, what: str, first: int, **env: str) -> int:
@@ -175,6 +179,11 @@ def test_dev_serves_outlives_its_parts_and_hands_over_what_ends():
 
         # What the kubelet and a browser ask.
         assert asked(made, f"http://{cpu.address}:9400/ready")[0] == 200
+
+        page = f"http://{made.head.address}:9401/snapshot.json"
+        assert asked(made, page)[0] == 401
+        code, body = asked(made, page, Authorization=f"Bearer {made.sandbox.secrets['kvtier-status']['token']}")
+        assert (code, json.loads(body)["health"]) == (200, "ok")
 
         # A save through the door of one, a load through the door of the other.
         assert engine(cpu, "ray-worker", "save", 0) == 8
@@ -225,17 +234,8 @@ def closed(tmp_path: Path) -> Sequence[Doc]:
 
 
 def test_with_tls_engines_come_in_by_the_nodes_memory_and_by_the_gateway(closed, tmp_path):
-    authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
-    file = tmp_path / "tokens.json"
-    token = tokens.add(file, "team")
-    more = {
-        "kvtier-ca": {
-            "ca.crt": authority.cert_pem.bytes().decode(),
-            "ca.key": authority.private_key_pem.bytes().decode(),
-        },
-        "kvtier-tokens": {"tokens.json": file.read_text()},
-    }
-    with deployed(closed, more) as made:
+    known, token = made_by_the_script()
+    with deployed(closed) as made:
         host, other = made.worker("kvtier-nvme", 3), made.worker("kvtier-cpu", 2)
         within(120.0, made.both, every=1.0)
         assert engine(other, "ray-worker", "save", 0) == 8
@@ -253,7 +253,7 @@ def test_with_tls_engines_come_in_by_the_nodes_memory_and_by_the_gateway(closed,
 
         # A client without the node's memory, by the gateway, with a token.
         ca = tmp_path / "ca.crt"
-        authority.cert_pem.write_to_path(str(ca))
+        ca.write_text(known["kvtier-ca"]["ca.crt"])
         command = [sys.executable, "-c", CLIENT, f"grpcs://{host.address}:7070", token, str(ca)]
         done = subprocess.run(
             made.sandbox.net.inside(*command), capture_output=True, text=True, timeout=200, check=False, cwd=ROOT
