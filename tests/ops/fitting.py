@@ -73,8 +73,23 @@ def _index_is_there(url: str, docs: Sequence[Doc]) -> Iterator[str]:
     services = {doc["metadata"]["name"]: doc["spec"]["ports"] for doc in docs if doc["kind"] == "Service"}
     for place in re.sub(r"^[^:]*://([^@/]*@)?", "", url).partition("/")[0].split(","):
         host, _, port = place.partition(":")
-        if int(port) not in [one["port"] for one in services.get(host.partition(".")[0], ())]:
-            yield f"index.url names {place}, which is no Service here"
+        name, _, rest = host.partition(".")
+        there = {one["port"] for one in services.get(name, ())}
+        if rest:  # of another namespace: its pods are not here, and may be reached
+            there = _outside(rest.partition(".")[0], docs)
+        if int(port) not in there:
+            yield f"index.url names {place}, which is no Service here, nor may pods reach it elsewhere"
+
+
+def _outside(namespace: str, docs: Sequence[Doc]) -> set[int]:
+    """Ports of another namespace that hosts may reach."""
+    found = set()
+    for policy in (doc["spec"] for doc in docs if doc["kind"] == "NetworkPolicy"):
+        for rule in policy.get("egress", ()) if policy["podSelector"] else ():
+            peers = [peer.get("namespaceSelector", {}).get("matchLabels", {}) for peer in rule["to"]]
+            if {"kubernetes.io/metadata.name": namespace} in peers:
+                found |= {port["port"] for port in rule["ports"]}
+    return found
 
 
 def sizes_fit(docs: Sequence[Doc]) -> Iterator[str]:
@@ -112,6 +127,8 @@ def _limit(pod: Pod, path: str) -> float:
 
 
 def redis_forgets(docs: Sequence[Doc]) -> Iterator[str]:
+    if not any(doc["kind"] == "Deployment" for doc in docs):
+        return  # somebody else's
     said = dict(line.split(maxsplit=1) for line in _redis_lines(docs))
     if said.get("save") != '""' or said.get("appendonly") != "no" or said.get("maxmemory-policy") != "allkeys-lru":
         yield "redis.conf: the index is soft state: no persistence, and old entries go"

@@ -11,9 +11,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvtier.config import load
 from tests.ops.broken import BROKEN
 from tests.ops.fitting import config_of
-from tests.ops.manifests import EXAMPLE, K8S, OVERLAYS, SCHEMAS, UniqueLoader, documents, one, pods, rendered, text_of
+from tests.ops.manifests import (
+    EXAMPLE,
+    K8S,
+    OVERLAYS,
+    SCHEMAS,
+    Doc,
+    UniqueLoader,
+    documents,
+    one,
+    pods,
+    rendered,
+    text_of,
+)
 from tests.ops.rules import (
     RULES,
     broken,
@@ -109,19 +122,42 @@ COMBINED = {
 
 @pytest.mark.parametrize("components", COMBINED.values(), ids=COMBINED)
 def test_components_go_together(components, tmp_path):
-    """Each with the base's own kvtier.toml; those that need another one are in an overlay."""
-    shutil.copy(K8S / "overlays/dev/images.yaml", tmp_path)
-    there = os.path.relpath(K8S, tmp_path)
+    """Each with the base's own kvtier.toml."""
+    docs = combined(tmp_path, *components)
+    assert [fault for doc in docs for fault in faults(doc)] == []
+    assert broken(docs) == []
+
+
+def test_sentinels_take_the_place_of_the_redis_of_the_base(tmp_path):
+    text = (K8S / "base" / "kvtier.toml").read_text()
+    ours, theirs = "redis://kvtier@kvtier-redis:6379/0", "redis+sentinel://kvtier@redis-sentinel.redis.svc:26379/main"
+    assert any("index.url names kvtier-redis" in fault for fault in broken(combined(tmp_path, "redis-sentinel")))
+    text_of.cache_clear()
+    docs = combined(tmp_path, "redis-sentinel", config=text.replace(ours, theirs))
+    assert [fault for doc in docs for fault in faults(doc)] == []
+    assert broken(docs) == []
+    assert not [doc for doc in docs if doc["metadata"]["name"] == "kvtier-redis"]
+    assert load(tmp_path / "kvtier.toml").index.url == theirs
+    assert theirs.rpartition("/")[0] in (K8S / "components/redis-sentinel/kustomization.yaml").read_text()
+
+
+def combined(folder: Path, *components: str, config: str = "") -> list[Doc]:
+    """The overlay dev with these components, and with another kvtier.toml if one is given."""
+    shutil.copy(K8S / "overlays/dev/images.yaml", folder)
+    there = os.path.relpath(K8S, folder)
     said = {
+        "namespace": "kvtier",
         "resources": [f"{there}/overlays/dev"],
         "components": [f"{there}/components/{name}" for name in components],
         "configurations": ["images.yaml"],
         "images": [{"name": "kvtier", "newName": "registry.example/kvtier", "newTag": "0.1.0-cpu"}],
     }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(said))
-    docs = rendered(tmp_path)
-    assert [fault for doc in docs for fault in faults(doc)] == []
-    assert broken(docs) == []
+    if config:
+        (folder / "kvtier.toml").write_text(config)
+        said["configMapGenerator"] = [{"name": "kvtier-config", "behavior": "replace", "files": ["kvtier.toml"]}]
+        said["generatorOptions"] = {"disableNameSuffixHash": True}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(said))
+    return rendered(folder)
 
 
 @pytest.mark.parametrize(("words", "change"), BROKEN.values(), ids=BROKEN)

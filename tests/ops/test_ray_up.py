@@ -35,7 +35,7 @@ def test_ray_takes_it():
     assert load(FOLDER / "kvtier.toml").ray.selected == {"kvtier.io/cache": "true"}
 
 
-@pytest.mark.parametrize("change", [{"clustername": "x"}, {"upscaling_speed": "fast"}, {"idle_timeout_minutes": "five"}])
+@pytest.mark.parametrize("change", [{"clustername": "x"}, {"upscaling_speed": "fast"}, {"auth": {"ssh_user": 3}}])
 def test_ray_refuses_what_is_broken(change):
     with pytest.raises(ValidationError):
         validate_config(prepare_config(copy.deepcopy(cluster()) | change))
