@@ -15,8 +15,8 @@ import torch
 
 import kvtier
 from kvtier.errors import SessionError, Unauthenticated
-from tests.cluster.kit import Cluster, cluster_in_temporary_folders, environment, within
 from tests.cluster.foreign import free_ports
+from tests.cluster.kit import Cluster, cluster_in_temporary_folders, environment, within
 from tests.remote_fixture import Authority
 
 SPEC = kvtier.KVSpec(2, 2, 16, "bfloat16", block_tokens=16)
