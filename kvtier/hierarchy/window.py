@@ -51,8 +51,8 @@ class Window:
     def status(self, now: float, tiers: Iterable[str]) -> dict[str, Any]:
         """Blocks asked for, different ones among them, hits by tier, and the ceiling, as plain values.
 
-        The ceiling is the hit ratio of a cache that keeps everything, and was empty when the window began: each block
-        is a miss the first time.
+        The ceiling is the hit ratio of a cache that keeps everything. What that had when the window began is not
+        known: nothing, so that each block is a miss the first time; but it had what was a hit here.
         """
         latest = part_of(now)
         self._parts = {at: part for at, part in self._parts.items() if latest - PARTS < at <= latest}
@@ -65,5 +65,5 @@ class Window:
             "asked": asked,
             "distinct": distinct,
             "hits": {tier: hits[tier] for tier in tiers},
-            "ceiling": 1 - distinct / asked if asked else 0.0,
+            "ceiling": max(1 - distinct / asked, hits.total() / asked) if asked else 0.0,
         }

@@ -73,6 +73,12 @@ class TestWindow:
         assert window["distinct"] == pytest.approx(len(seen), rel=0.03)
         assert window["ceiling"] == pytest.approx(would_hit / asked, abs=0.02)
 
+    def test_the_ceiling_is_never_below_what_was_hit(self):
+        """Blocks that were saved before anybody asked for them are hits the first time."""
+        demand = Demand(0.0)
+        ask(demand, 1.0, range(10), cpu=9)
+        assert demand.status(2.0)["window"]["ceiling"] == 0.9
+
     def test_nothing_asked_is_no_ratio(self):
         window = Demand(5.0).status(5.0)["window"]
         assert (window["asked"], window["distinct"], window["ceiling"], window["seconds"]) == (0, 0, 0.0, 0.0)

@@ -99,7 +99,7 @@ GAUGES = (
     Described(
         "kvtier_ceiling_hit_ratio",
         "gauge",
-        "Hit ratio of a cache that keeps everything, empty when the window began: 1 - distinct / asked.",
+        "Hit ratio in the window of a cache that keeps everything: 1 - distinct / asked, and not below what was hit.",
         one("window", "ceiling"),
     ),
 )
