@@ -43,10 +43,11 @@ somebody has and that were not given ([Reasons](reasons.md)).
 ## How good can it be
 
 `kvtier_ceiling_hit_ratio` is what a cache of any size would have hit: of the blocks asked for during the last hour,
-those that had been asked for before in that hour, and never less than what was hit. A hit ratio that is close to it cannot be raised by more memory; one
-far below it can, if `kvtier_asked_again_blocks_total` rises too: these are blocks that this host evicted and then
-missed. Compare it with `kvtier_window_hit_blocks` over `kvtier_window_asked_blocks`, which are of the same hour. What
-was stored before the hour began and was not asked for again is not in it: soon after a start it may be too low.
+those that had been asked for before in that hour, and never less than what was hit. A hit ratio that is close to it
+cannot be raised by more memory; one far below it can, if `kvtier_asked_again_blocks_total` rises too: these are blocks
+that this host evicted and then missed. Compare it with `kvtier_window_hit_blocks` over `kvtier_window_asked_blocks`,
+which are of the same hour. What was stored before the hour began and was not asked for again is not in it: soon after
+a start it may be too low.
 `kvtier_eviction_age_seconds` says for how long a block was not used before it had to make room.
 
 ## What a restart does
