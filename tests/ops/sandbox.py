@@ -124,7 +124,9 @@ class Running:
         }
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(spec))
-        enter = ["nsenter", "-t", str(self._machine.pid), "-n", "-u", *["-p"] * self._shares]
+        # A pod is below the machine's first process, with which the kernel takes all of it away. A signal at the death
+        # of the parent would not do: it is forgotten when a process changes its user, as containers do.
+        enter = ["nsenter", "-t", str(self._machine.pid), "-n", "-u", "-p"]
         apart = ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", "--mount", "--ipc"]
         apart += [] if self._shares else ["--pid"]
         with self.log(name).open("ab") as out:
@@ -152,7 +154,7 @@ class Running:
     def pid(self, name: str) -> int:
         """Of the container's first process, as this machine counts."""
         found = self._containers[name].pid
-        for _ in range(1 + self._shares):  # nsenter forks for a process namespace, and so does unshare
+        for _ in ("nsenter", "unshare"):  # each forks for a process namespace
             children = Path(f"/proc/{found}/task/{found}/children")
             (child,) = within(10.0, children.read_text).split()
             found = int(child)
@@ -182,9 +184,9 @@ class Running:
         )  # fmt: skip
 
     def end(self) -> None:
+        self._machine.end()
         for container in self._containers.values():
-            container.kill()
-            container.wait()
+            container.wait(10.0)
         for name, volume in self.pod.volumes.items():
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 shutil.rmtree(self._source(name), ignore_errors=True)
