@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from kvtier.advisor.footprint import Footprint, Storage
 from kvtier.advisor.models import spec_of
-from kvtier.advisor.strategies import DEFAULT
 from kvtier_services import cli
 from tests.unit.advisor.measured import strategy, table, write
 
 GIB = 1 << 30
-PAGE = Path(__file__).parents[3] / "docs" / "advisor.md"
 
 
 @pytest.fixture
@@ -84,15 +80,6 @@ def test_names_are_no_markup(advise, tmp_path):
     code, said, _ = advise("--measured", str(named))
     assert code == 0
     assert "[bold]8[/] :smile:  " in said
-
-
-def test_the_example_of_the_page_is_what_is_printed(advise, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "130")
-    command, shown = re.search(r"    \$ kvtier advise (.*)\n((?:    .*\n|\n)+?)\n!", PAGE.read_text()).groups()
-    _, said, _ = advise(*command.split(), "--measured", str(DEFAULT))
-    assert [line.rstrip() for line in said.rstrip().splitlines()] == [
-        line.removeprefix("    ") for line in shown.rstrip().splitlines()
-    ]
 
 
 @pytest.mark.parametrize("text", ["32768", "32k", "32K", "32,768", " 32 k"])
