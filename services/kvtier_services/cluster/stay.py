@@ -13,7 +13,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,10 +55,10 @@ def stay(config: Config, source: str) -> None:
             "index.url is embedded, and that Redis would end with this process; set it to a Redis of yours, or to "
             '"local" for a single host'
         )
-    ended = threading.Event()
+    ended = _Ended()
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        ended.set()
+        ended.said = True
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -69,13 +68,25 @@ def stay(config: Config, source: str) -> None:
             signal.signal(number, handler)
 
 
-def _again_and_again(arguments: list[str], ended: threading.Event) -> None:
+class _Ended:
+    """Whether a signal came. No `threading.Event`: a handler that comes while that is waited for may wait for ever."""
+
+    said = False
+
+    def wait(self, seconds: float) -> None:
+        """Until it comes, and so long at most."""
+        until = time.monotonic() + seconds
+        while not self.said and (left := until - time.monotonic()) > 0:
+            time.sleep(min(POLL, left))
+
+
+def _again_and_again(arguments: list[str], ended: _Ended) -> None:
     pause = PAUSE
-    while not ended.is_set():
+    while not ended.said:
         began = time.monotonic()
         child = subprocess.Popen([sys.executable, "-m", "kvtier_services.cluster.stay", *arguments])  # noqa: S603
-        while child.poll() is None and not ended.wait(POLL):
-            pass
+        while child.poll() is None and not ended.said:
+            ended.wait(POLL)
         if child.poll() is None:
             child.kill()  # at a SIGTERM Ray would show its stack
             child.wait()
@@ -109,6 +120,7 @@ def look_after(config: Config, source: str, *, wanted: Callable[[], bool], say: 
     enter(running)
     from kvtier_services.cluster import actors
 
+    signal.alarm(STUCK)
     with actors.connected(running.address, running.namespace):
         controller = actors.ActorCall(actors.CONTROLLER, running.namespace)
         known: list[str] | None = None

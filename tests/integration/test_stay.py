@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 
 import pytest
 
@@ -59,3 +61,40 @@ def test_it_starts_its_child_again_and_ends_with_it_at_sigterm(monkeypatch):
     assert commands == 3 * [["-m", "kvtier_services.cluster.stay", str(os.getpid()), "ray:6379", "k.toml"]]
     assert [child.waited_for for child in children] == [False, False, True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_sigterm_that_comes_while_it_waits_ends_it_wherever_that_is(monkeypatch):
+    """At each line that a wait has, its own and the standard library's, as locks are held at some of them."""
+    monkeypatch.setattr(module.subprocess, "Popen", lambda _command: Child(lives=True))
+    monkeypatch.setattr(module, "POLL", 0.001)
+    config, at = parse({"ray": {"address": "ray:6379"}, "index": {"url": "local"}}), 0
+
+    def tracer(after: int):
+        left = [after]
+
+        def trace(frame, event, _arg):
+            if frame.f_code.co_filename not in (module.__file__, threading.__file__):
+                return None
+            if event == "line" and signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before):
+                left[0] -= 1
+                if left[0] == 0:
+                    signal.raise_signal(signal.SIGTERM)
+            return trace
+
+        return trace
+
+    def hangs(_number, _frame):
+        pytest.fail(f"it hangs after a SIGTERM at line {at}")
+
+    before, alarmed = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGALRM, hangs)
+    try:
+        for at in range(1, 60):
+            signal.alarm(20)
+            sys.settrace(tracer(at))
+            try:
+                stay(config, "")
+            finally:
+                sys.settrace(None)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, alarmed)
