@@ -255,17 +255,27 @@ class Controller:
         while True:
             try:
                 if self._page is None or self._page.fault:
+                    was = self._page.fault if self._page else ""
                     self._page = await asyncio.to_thread(self._open_page, self._snapshot)
-                self._tried.set()
+                    if self._page and self._page.fault not in ("", was):
+                        log.warning("%s", self._page.fault)
+            except Exception:  # a page is no reason to have no tiers
+                log.exception("opening the status page failed")
+            self._tried.set()
+            try:
                 await self._look()
             except Exception:  # whatever Ray does: the next look may succeed
                 log.exception("looking at the hosts failed")
-                self._tried.set()
             await asyncio.sleep(LOOK)
 
     def _snapshot(self) -> dict[str, Any]:
         """For the page, whose threads are not this loop's."""
-        return asyncio.run_coroutine_threadsafe(self.status(), self._loop).result(2 * STATUS_TIMEOUT)
+        asked = asyncio.run_coroutine_threadsafe(self.status(), self._loop)
+        try:
+            return asked.result(2 * STATUS_TIMEOUT)
+        except TimeoutError as exc:
+            asked.cancel()  # the page asks again and again: none of them may go on for ever
+            raise TimeoutError(f"the hosts did not answer in {2 * STATUS_TIMEOUT:g} s") from exc
 
     async def _look(self) -> None:
         async with self._looking:

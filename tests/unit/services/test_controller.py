@@ -335,7 +335,40 @@ async def test_a_page_that_fails_to_open_holds_up_nothing():
     def page(_snapshot):
         raise RuntimeError("no such thing")
 
-    controller = Controller(Settings(Config()), Fleet(A), Page(), page=page)
+    fleet = Fleet(A)
+    controller = Controller(Settings(Config()), fleet, Page(), page=page)
     assert await controller.page() == {"url": "", "fault": ""}
-    assert (await controller.ready(5.0))[0]["serving"]
+    await until(lambda: fleet.started == [A])
+    await controller.stop(0.0, 1.0)
+
+
+async def test_a_fault_of_the_page_is_logged_once(caplog):
+    opened = []
+
+    def page(snapshot):
+        opened.append(Shown(snapshot, "port taken"))
+        return opened[-1]
+
+    controller = Controller(Settings(Config()), Fleet(A), Page(), page=page)
+    await until(lambda: len(opened) > 3)
+    await controller.stop(0.0, 1.0)
+    assert [record.message for record in caplog.records].count("port taken") == 1
+
+
+async def test_snapshots_that_are_not_answered_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(module, "STATUS_TIMEOUT", 0.02)
+    gate, opened = threading.Event(), []
+
+    def page(snapshot):
+        opened.append(Shown(snapshot, ""))
+        return opened[-1]
+
+    controller = Controller(Settings(Config()), Fleet(A), Page(), about=lambda: {"held": gate.wait(20)}, page=page)
+    await until(lambda: opened)
+    before = len(asyncio.all_tasks())
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match=r"did not answer in 0\.04 s"):
+            await asyncio.to_thread(opened[0].snapshot)
+    await until(lambda: len(asyncio.all_tasks()) <= before)
+    gate.set()
     await controller.stop(0.0, 1.0)
