@@ -19,7 +19,7 @@ from kvtier.hierarchy.window import Window, part_of
 from kvtier.tiers.base import TierNumber
 
 WAITING = 1 << 16
-"""Blocks in notes that may wait to be read: some 5 MB."""
+"""Blocks in notes, and notes, that may wait to be read: some 10 MB."""
 TIERS = tuple(tier.name.lower() for tier in TierNumber)
 
 
@@ -77,7 +77,7 @@ class Demand:
         """Read what waits."""
         with self._reading:
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
-            self._read += sum(len(note.keys) for note in notes)
+            self._read += sum(1 + len(note.keys) for note in notes)
             self._see([note for note in notes if isinstance(note, Asked)])
             for note in notes:
                 self._remember(note)
@@ -90,7 +90,7 @@ class Demand:
 
     def _leave(self, note: Asked | Dropped) -> None:
         self._notes.append(note)
-        self._left += len(note.keys)
+        self._left += 1 + len(note.keys)  # notes of streams have no keys
         if self._left - self._read > WAITING:
             self.read()
 

@@ -149,6 +149,15 @@ def test_very_many_notes_are_read_by_who_leaves_one(monkeypatch):
     assert demand.status(2.0)["window"]["asked"] == 1000
 
 
+def test_notes_without_keys_are_bounded_too(monkeypatch):
+    monkeypatch.setattr(module, "WAITING", 100)
+    demand = Demand(0.0)
+    for _ in range(1000):
+        demand.asked(Asked(1.0, (), 5))
+        assert len(demand._notes) <= 101
+    assert demand.status(1.0)["window"]["asked"] == 5000
+
+
 def test_ghosts_forget_the_oldest_and_what_they_are_told_to():
     ghosts = Ghosts(WAYS)
     blocks = np.arange(1, WAYS + 2, dtype=np.uint64)
