@@ -256,3 +256,14 @@ def test_what_is_served(path, why, status, body):
     served = exporter.application(metrics, lambda: why)
     assert b"".join(served({"PATH_INFO": path}, lambda *args: said.append(args[0]))) == body
     assert said == [status]
+
+
+def test_one_part_that_is_broken_leaves_all_others(host, caplog):
+    whole = {**host.hierarchy.status(), "tenants": ()}
+    collector = HostCollector(lambda: {**whole, "hits": None, "transfers": {"cpu>nvme": {}}})
+    for _ in range(2):
+        names = {family.name for family in collector.collect()}
+    everything = {family.name for family in HostCollector(lambda: whole).collect()}
+    assert everything - names == {"kvtier_asked_blocks", "kvtier_hit_blocks", "kvtier_transfer_seconds"}
+    logged = [record.message.rpartition("=")[2] for record in caplog.records]
+    assert sorted(logged) == ["kvtier_asked_blocks", "kvtier_transfer_seconds"], "once each, not at each scrape"

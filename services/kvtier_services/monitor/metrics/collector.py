@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -15,6 +16,8 @@ from kvtier_services.monitor.metrics.described import Described, Labels, Status
 from kvtier_services.monitor.metrics.fleet import FLEET
 from kvtier_services.monitor.metrics.gauges import GAUGES, HISTOGRAMS
 from kvtier_services.monitor.metrics.tiers import OF_TIERS
+
+log = logging.getLogger(__name__)
 
 METRICS: tuple[Described, ...] = (*COUNTERS, *OF_TIERS, *GAUGES, *HISTOGRAMS, *FLEET)
 FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
@@ -34,18 +37,26 @@ class HostCollector(Collector):
     def __init__(self, status: Callable[[], Status], tenants: Callable[[], Sequence[Status]] = tuple) -> None:
         self._status = status
         self._tenants = tenants
+        self._broken: set[str] = set()
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not ask for the status."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of the host."""
+        """All metrics of the host; one that cannot be made is left out and logged, and the others are there."""
         status = {**self._status(), "tenants": self._tenants()}
         for described in METRICS:
-            values = described.read(status)
-            if values is not None:
-                yield _family(described, {**dict.fromkeys(described.known, 0), **values})
+            try:
+                values = described.read(status)
+                found = None if values is None else _family(described, dict.fromkeys(described.known, 0) | dict(values))
+            except Exception:
+                if described.name not in self._broken:
+                    self._broken.add(described.name)
+                    log.exception("a metric cannot be made of the status: name=%s", described.name)
+                continue
+            if found is not None:
+                yield found
 
 
 class OfHost(Collector):

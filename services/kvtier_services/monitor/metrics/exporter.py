@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 SLOW = 10.0
 """Seconds that a client may be silent for while it is served."""
+LONGEST, MOST = 30.0, 32
+"""Seconds that a client is served for, and how many at a time; others are cut off. Each has a thread of the host's."""
 
 
 class Exporter:
@@ -109,8 +112,30 @@ def listen(host: str, port: int, served: WSGIApplication) -> WSGIServer:
     class Server(ThreadingMixIn, WSGIServer):
         daemon_threads = True
         address_family = family
+        free = threading.BoundedSemaphore(MOST)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if self.free.acquire(blocking=False):
+                super().process_request(request, client_address)
+            else:
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            end = threading.Timer(LONGEST, _cut_off, [request])
+            end.daemon = True
+            end.start()
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                end.cancel()
+                self.free.release()
 
     return make_server(str(address[0]), port, served, Server, handler_class=_Handler)
+
+
+def _cut_off(request: socket.socket) -> None:
+    with suppress(OSError):  # it has gone by itself
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(WSGIRequestHandler):
