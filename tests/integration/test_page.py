@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvtier.errors import ConfigError
-from kvtier_services.monitor.page import Page, feed
+from kvtier_services.monitor.page import Page, connection, feed, server
 from kvtier_services.monitor.page.access import Access, read_token
 from kvtier_services.monitor.page.feed import Feed, Full, point
 
@@ -288,6 +288,101 @@ def test_closed_it_answers_nobody(fleet, events):
     page.close()
     with pytest.raises(OSError, match="refused"):
         ask(page)
+
+
+def connect(page: Page, says: bytes = b"") -> socket.socket:
+    host, port = page.url.removeprefix("http://").rstrip("/").split(":")
+    made = socket.create_connection((host, int(port)), timeout=20)
+    made.sendall(says)
+    return made
+
+
+def is_cut_off(connected: socket.socket) -> bool:
+    """Raises `TimeoutError` when it is not."""
+    try:
+        while connected.recv(1 << 16):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_those_who_connect_and_do_not_ask_are_cut_off(locked, page, events, monkeypatch):
+    monkeypatch.setattr(connection, "PATIENCE", 0.3)
+    with contextlib.ExitStack() as stack:
+        begun = b"GET /healthz HTTP/1.1\r\nHost: a\r\n"
+        silent, slow = (stack.enter_context(connect(locked, says)) for says in (b"", begun))
+        again = stack.enter_context(connect(locked, begun + b"\r\n"))
+        assert again.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        again.sendall(begun)
+        assert all(map(is_cut_off, (silent, slow, again)))
+    before = time.monotonic()
+    stream = events(page)
+    while time.monotonic() < before + 1.0:
+        assert stream.numbers(1), "who is being answered is not"
+
+
+def test_many_idle_ones_keep_out_nobody_for_long(fleet, monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    monkeypatch.setattr(connection, "PATIENCE", 0.5)
+    page = Page(fleet, host="127.0.0.1", port=0)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connect(page)) for _ in range(12)]
+        deadline = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if ask(page, "/healthz")[0] == 200:
+                    break
+            assert time.monotonic() < deadline
+        assert all(map(is_cut_off, idle))
+    page.close()
+
+
+def test_who_shows_the_token_is_sent_nowhere_else(locked):
+    for host in ("evil//evil.example", "evil.example", "a?b", "[", "a/b"):
+        status, headers, _ = ask(locked, f"/?token={TOKEN}", Host=host)
+        assert (status, headers.get("location")) == (303, "/"), host
+    for path in ("//evil.example/", "/page.js/", "//", "/%2f", "/%2fevil.example/", "/healthz/"):
+        status, headers, _ = ask(locked, f"{path}?token={TOKEN}", Host="evil.example")
+        assert (status, headers.get("location")) == (404, None), path
+    status, headers, _ = ask(locked, f"http://evil.example/?token={TOKEN}")
+    assert (status, headers.get("location")) in ((303, "/"), (404, None))
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 70}.example", "192.0.2.1"])
+def test_an_address_that_cannot_be_is_said(fleet, host):
+    page = Page(fleet, host=host, port=0)
+    assert page.url == ""
+    assert "status.host to an address of this machine" in page.fault
+    page.close()
+
+
+def test_a_page_that_has_ended_says_so(fleet, monkeypatch):
+    def broken(*_args):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(server, "app", broken)
+    page = Page(fleet, host="127.0.0.1", port=0)
+    assert (page.url, page.fault) == ("", "no status page: it has ended (no such thing)")
+    page.close()
+
+
+async def test_the_history_goes_on_after_the_clock_was_set_back():
+    times = iter([1000.0, 1005.0, 1010.0, 1006.0, 1011.0, 200.0, 205.0])
+    watched = Feed(lambda: {"taken": next(times), "hosts": []})
+    for _ in range(7):
+        await watched._take()
+    assert [each["taken"] for each in json.loads(watched.history())["points"]] == [200.0, 205.0]
+
+
+async def test_a_snapshot_that_cannot_be_written_down_is_said_and_kept_from_nobody_else():
+    odd = iter([{"hosts": [], "taken": 1.0, "of": {(1, 2): 3}}, {"hosts": [], "taken": 2.0, "rate": float("nan")}])
+    watched = Feed(lambda: next(odd))
+    await watched._take()
+    with pytest.raises(LookupError, match="key"):
+        await watched.now()
+    await watched._take()
+    assert json.loads(await watched.now()) == {"hosts": [], "taken": 2.0, "rate": None}
 
 
 async def test_the_poll_is_slow_while_nobody_looks(monkeypatch):

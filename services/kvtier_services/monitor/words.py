@@ -14,8 +14,8 @@ def size(nbytes: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A time span for people."""
+    """A time span for people; none where clocks differ and it would be negative."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{max(0.0, seconds):.0f} s"

@@ -3,6 +3,7 @@
     access     who may look
     feed       one poll for all who look, and the last quarter of an hour
     app        what is served
+    connection those who connect and do not ask
     server     where it listens
 
 The page is a few static files without a build step and without anything from elsewhere, so that it works on a machine

@@ -82,15 +82,17 @@ def app(feed: Feed, access: Access) -> Starlette:
 
     static = [guarded("/" if name == "page.html" else f"/{name}", _file(name, kind)) for name, kind in FILES.items()]
     live = {"/snapshot.json": now, "/events": events, "/history.json": history}
-    return Starlette(routes=[*static, *itertools.starmap(guarded, live.items()), Route("/healthz", health)])
+    served = Starlette(routes=[*static, *itertools.starmap(guarded, live.items()), Route("/healthz", health)])
+    served.router.redirect_slashes = False  # its redirects would repeat a token, and whatever Host says
+    return served
 
 
 def _refusal(request: Request, access: Access) -> Response | None:
     """What one who may not look, or has just shown the token, is answered."""
     if (shown := request.query_params.get("token")) is not None and access.is_token(shown):
         # The token leaves the address at once: else it would be in the browser's history, and on the screen.
-        response = RedirectResponse(request.url.path, 303)
-        secure = request.url.scheme == "https"
+        response = RedirectResponse(request.scope["path"], 303)  # of a route; `request.url` has what Host says
+        secure = request.scope["scheme"] == "https"
         response.set_cookie(COOKIE, access.cookie, 30 * DAY, httponly=True, samesite="strict", secure=secure)
         return response
     verdict = access.of_request(request.headers, request.cookies)

@@ -44,7 +44,7 @@ export function age(seconds) {
   for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60]]) {
     if (seconds >= length) return `${(seconds / length).toFixed(1)} ${unit}`;
   }
-  return `${Math.round(seconds)} s`;
+  return `${Math.round(Math.max(0, seconds))} s`;
 }
 
 export function time(seconds) {

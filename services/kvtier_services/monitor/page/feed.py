@@ -120,8 +120,9 @@ class Feed:
     async def _take(self) -> None:
         try:
             taken = await asyncio.to_thread(self._snapshot)
-            self.latest, self._failed = msgspec.json.encode(taken), ""
+            self.latest = msgspec.json.encode(taken)
             self._remember(taken)
+            self._failed = ""
         except Exception as exc:  # noqa: BLE001 - whatever it is: the next may succeed
             said = " ".join(str(exc).split())[:300] or type(exc).__name__
             if said != self._failed:
@@ -134,6 +135,8 @@ class Feed:
 
     def _remember(self, taken: Mapping[str, Any]) -> None:
         at = float(taken.get("taken", 0.0))
+        while self._points and self._points[-1][0] > at:  # the clock was set back
+            self._points.pop()
         if self._points and at - self._points[-1][0] < ALONE - WATCHED / 2:
             return
         self._points.append((at, {host["host"]: point(host) for host in taken["hosts"]}))

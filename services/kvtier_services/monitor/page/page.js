@@ -132,8 +132,9 @@ function filter() {
   for (const [name, one] of hosts) one.node.hidden = Boolean(wanted) && !`${name} ${one.node.dataset.health}`.toLowerCase().includes(wanted);
 }
 
-// History: what the controller kept, and what comes while this page is open.
+// History: what the controller kept, and what comes while this page is open; a clock may be set back.
 function note(snapshot) {
+  while (points.length && points.at(-1).taken > snapshot.taken) points.pop();
   if (points.length && snapshot.taken - points.at(-1).taken < EVERY - 0.5) return;
   const now = {};
   for (const host of snapshot.hosts) {

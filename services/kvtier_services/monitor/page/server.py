@@ -16,6 +16,7 @@ import uvicorn
 from kvtier.errors import ConfigError
 from kvtier_services.monitor.page.access import Access, read_token
 from kvtier_services.monitor.page.app import app
+from kvtier_services.monitor.page.connection import Connection
 from kvtier_services.monitor.page.feed import Feed
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 ENDING = 3.0
 """Seconds that those who look are given at the end."""
 CONNECTIONS = 256
-"""At a time; further ones are answered 503."""
+"""At a time; further ones are answered 503, and those beyond twice as many are cut off."""
 
 
 class Page:
@@ -54,21 +55,21 @@ class Page:
             listening = _listen(host, port)
         except ConfigError as exc:
             self.fault = f"no status page: {exc}"
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:
+            why = getattr(exc, "strerror", None) or exc
             self.fault = (
-                f"no status page: cannot listen on {host}:{port} ({exc.strerror or exc}); set status.port to a free "
-                "one, or 0"
+                f"no status page: cannot listen on {host}:{port} ({why}); set status.port to a free one, or 0, "
+                "or status.host to an address of this machine"
             )
         if self.fault:
-            log.warning("%s", self.fault)
             return
+        name = "localhost" if host == "localhost" else f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{listening.getsockname()[1]}/"
         self._thread = threading.Thread(
             target=self._run, args=(snapshot, access, listening), name="kvtier-page", daemon=True
         )
         self._thread.start()
         self._ready.wait()
-        name = "localhost" if host == "localhost" else f"[{host}]" if ":" in host else host
-        self.url = f"http://{name}:{listening.getsockname()[1]}/"
 
     def close(self) -> None:
         """Serve nobody any more; idempotent."""
@@ -82,9 +83,11 @@ class Page:
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._serve(snapshot, access, listening))
-        except Exception:
+        except Exception as exc:
             log.exception("the status page has ended")
+            self.url, self.fault = "", f"no status page: it has ended ({exc})"
         finally:
+            listening.close()
             self._ready.set()
 
     async def _serve(self, snapshot: Callable[[], Mapping[str, Any]], access: Access, listening: socket.socket) -> None:
@@ -95,6 +98,7 @@ class Page:
             log_config=None,
             log_level="warning",
             lifespan="off",
+            http=Connection,
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=int(ENDING),
             server_header=False,
@@ -115,7 +119,6 @@ class Page:
             polling.cancel()
             with suppress(asyncio.CancelledError):
                 await polling
-            listening.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
