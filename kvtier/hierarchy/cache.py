@@ -34,6 +34,8 @@ Allowance = Callable[[], int]
 SETTLING = 1.0
 """Seconds after which a tier is told again what it is to forget."""
 LONGEST_PIN = 30 * 86_400.0
+LONGEST_CALL = 3600.0
+"""Seconds that a client may say it took; one that says more counts for nothing in the histograms."""
 
 
 class Hierarchy:
@@ -171,7 +173,7 @@ class Hierarchy:
             ended = state.ledger.end_lease(lease)
             if ended is not None:
                 state.end(ended)
-            if 0 < seconds < math.inf:
+            if 0 < seconds < LONGEST_CALL:
                 state.stats.seconds["load"].observe(seconds)
                 if ended is not None and not ended.inside and 0 < part < math.inf:
                     state.pace.observe(TierNumber.CPU, int(ended.nbytes * part), seconds, state.clock())
@@ -214,7 +216,7 @@ class Hierarchy:
             raw: bytes of the KV of each of these blocks as its model has it; 0 when it is not said.
         """
         visible = saving.commit(self.state, session, ticket, written, raw)
-        if 0 < seconds < math.inf:
+        if 0 < seconds < LONGEST_CALL:
             with self.state.lock:
                 self.state.stats.seconds["save"].observe(seconds)
         return visible
