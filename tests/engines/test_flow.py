@@ -324,6 +324,7 @@ def test_a_model_that_was_changed_needs_another_flow(host):
     space = space_of(host, model, adapter="a", adapter_digest="1")
     flow = Flow(model, "int4", space=space)
     flow.generate(PROMPT[:100], max_new_tokens=1)
+    flow.saved[0].result()
     for layer in model.model.layers:
         layer.self_attn.v_proj._active_adapter = ["b"]
     with pytest.raises(UsageError, match="not what it was"):
