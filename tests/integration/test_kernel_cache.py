@@ -62,14 +62,23 @@ def test_a_second_process_finds_what_this_one_compiled() -> None:
 
 @pytest.mark.slow
 def test_an_empty_folder_is_filled_once(tmp_path: Path) -> None:
-    out = run("", NUMBA_CACHE_DIR=str(tmp_path))
+    empty = f"from pathlib import Path; jit.CACHE_FOLDER = Path({str(tmp_path)!r})"  # that no other is copied into
+    out = run(empty)
     assert f"kept in {tmp_path}" in out
     assert out.count("hits 0 misses 1") == 2
     before = kernels(tmp_path)
     names = sorted(file.name.partition("-")[0] for file in before)
     assert names == ["decode.decode_blocks", "drop.drop_tokens", "encode.encode_blocks"], "none has a second variant"
-    assert run("", NUMBA_CACHE_DIR=str(tmp_path)).count("hits 1 misses 0") == 2
+    assert run(empty).count("hits 1 misses 0") == 2
     assert kernels(tmp_path) == before
+
+
+def test_an_empty_folder_gets_what_is_kept_beside_the_package(tmp_path: Path) -> None:
+    warm()
+    out = run("", NUMBA_CACHE_DIR=str(tmp_path))
+    assert f"kept in {tmp_path}" in out
+    assert out.count("hits 1 misses 0") == 2
+    assert kernels(tmp_path)
 
 
 @pytest.mark.slow
