@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.door_fixture import Child, folders
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
@@ -67,3 +72,17 @@ def run_page(page: str, names: dict[str, Any], **instead: str) -> dict[str, Any]
             text = text.replace(old, new)
         exec(compile("\n" * block.line + text, page, "exec"), names)
     return names
+
+
+@contextmanager
+def found_host(folder: Path) -> Iterator[Path]:
+    """A host in another process, and the kvtier.toml by which `kvtier.connect()` finds it."""
+    with folders() as (socket, arena):
+        config = folder / "kvtier.toml"
+        config.write_text(f"run_dir = {json.dumps(str(socket.parent))}\n")
+        child = Child("host", str(socket), str(arena), str(64 << 20))
+        try:
+            child.says()
+            yield config
+        finally:
+            child.kill()

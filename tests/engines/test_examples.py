@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 import kvtier
-from tests.door_fixture import Child, folders
-from tests.examples_fixture import ROOT, run_page
+from tests.examples_fixture import ROOT, found_host, run_page
 from tests.integration.test_examples import WITH_A_MODEL
 
 transformers = pytest.importorskip("transformers")
@@ -26,16 +23,9 @@ SAME = {"model_name": "SmolLM2-135M-Instruct", "revision": "q4_1"}
 @pytest.fixture(autouse=True)
 def host(monkeypatch, tmp_path):
     """What `kvtier.connect()` finds."""
-    with folders() as (socket, arena):
-        config = tmp_path / "kvtier.toml"
-        config.write_text(f"run_dir = {json.dumps(str(socket.parent))}\n")
+    with found_host(tmp_path) as config:
         monkeypatch.setenv("KVTIER_CONFIG", str(config))
-        child = Child("host", str(socket), str(arena), str(64 << 20))
-        try:
-            child.says()
-            yield
-        finally:
-            child.kill()
+        yield
 
 
 @pytest.fixture(scope="module")

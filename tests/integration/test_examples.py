@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from contextlib import closing
@@ -18,8 +17,7 @@ from kvtier.memory.arena import Arena
 from kvtier.testing.session import CAPACITY, host_over
 from kvtier_services.gateway.remote import Listen
 from kvtier_services.gateway.tls import Certificate
-from tests.door_fixture import Child, folders
-from tests.examples_fixture import blocks, run_page
+from tests.examples_fixture import blocks, found_host, run_page
 from tests.remote_fixture import Authority, remote_door
 
 HERE = {"README.md", "docs/client.md", "docs/events.md", "docs/advisor.md", "docs/remote.md"}
@@ -43,16 +41,9 @@ def test_every_page_with_python_is_run():
 @pytest.fixture
 def host(monkeypatch, tmp_path):
     """What `kvtier.connect()` finds."""
-    with folders() as (socket, arena):
-        config = tmp_path / "kvtier.toml"
-        config.write_text(f"run_dir = {json.dumps(str(socket.parent))}\n")
+    with found_host(tmp_path) as config:
         monkeypatch.setenv("KVTIER_CONFIG", str(config))
-        child = Child("host", str(socket), str(arena), str(64 << 20))
-        try:
-            child.says()
-            yield
-        finally:
-            child.kill()
+        yield
 
 
 def test_the_readme_loads_in_its_second_run(host, capsys):
