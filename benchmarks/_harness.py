@@ -155,14 +155,15 @@ def options(doc: str | None) -> argparse.Namespace:
 
 def emit(figures: Iterable[Figure], *, as_json: bool) -> None:
     """Print figures: JSON lines as they come, or one table at the end."""
-    table = Table(Column("figure", overflow="fold"), "value", "quartiles", "of limit", "unit", "better")
+    table = Table(Column("figure", overflow="fold"), "value", "quartiles", "limit", "unit", "better")
     for one in figures:
         if as_json:
             line = {"figure": one.figure, "value": one.value, "unit": one.unit, "better": one.better, **one.extra}
             print(json.dumps(line), flush=True)
         else:
             spread = f"{one.extra['low']} - {one.extra['high']}" if "low" in one.extra else ""
-            limit = f"{one.extra['of_limit']:.0%} of {one.extra['limit']}" if "limit" in one.extra else ""
+            share = f"{one.extra['of_limit']:.0%} of " if "of_limit" in one.extra else ""
+            limit = f"{share}{one.extra['limit']:g}" if "limit" in one.extra else ""
             table.add_row(one.figure, f"{one.value:g}", spread, limit, one.unit, one.better)
     if not as_json:
         Console().print(table)
