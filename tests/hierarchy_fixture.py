@@ -142,6 +142,8 @@ class Host:
         reserved = [offset for booked in state.ledger.reservations.values() for offset in booked.offsets]
         sizes = [pool.size_class(offset) for offset in [*state.at, *reserved]]
         assert pool.used == sum(sizes) <= pool.capacity
+        ledger = state.ledger
+        assert ledger.pinned_nbytes == sum(pin.nbytes for pin in ledger.pins.values())
         for key, row in table.rows.items():
             assert table.tiers[row], "a row without a tier"
             assert self.index.match([key])[0][0].tier == table.best(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -42,12 +43,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The slot of one block that stays in the CPU tier until a time comes."""
+    """The slot of one block that stays in the CPU tier until a time comes; `space` is the number of its keyspace."""
 
     offset: int
     nbytes: int
     until: float
     owner: str
+    space: int
 
 
 STUCK = 10.0
@@ -63,12 +65,14 @@ class Held:
         owner: what its client says of itself.
         age: seconds since it began; of a pin, seconds until it ends, negative.
         nbytes: of the slots.
+        stuck: whether it is older than `STUCK` seconds; a pin never is.
     """
 
     kind: str
     owner: str
     age: float
     nbytes: int
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +116,20 @@ class Snapshot:
     Attributes:
         owners: what the client of each session says of itself.
         leases, reservations, pins: that there were.
+        pinned_nbytes: of the slots that are pinned.
     """
 
     owners: Mapping[int, str]
     leases: Sequence[Lease]
     reservations: Sequence[Reservation]
     pins: Sequence[Pin]
+    pinned_nbytes: int
 
     @property
     def leased(self) -> dict[TierNumber, int]:
         """Bytes of leased slots, once for each lease, by the tier whose memory they are in."""
         inside = sum(lease.inside_nbytes for lease in self.leases)
         return {TierNumber.GPU: inside, TierNumber.CPU: sum(lease.nbytes for lease in self.leases) - inside}
-
-    @property
-    def pinned_nbytes(self) -> int:
-        """Bytes of the slots that are pinned."""
-        return sum(pin.nbytes for pin in self.pins)
 
     def oldest(self, now: float) -> dict[str, float]:
         """Age of the oldest lease and reservation; 0 where there is none."""
@@ -145,7 +146,10 @@ class Snapshot:
             *(("reservation", one.session, one.since, one.held_nbytes) for one in self.reservations),
         ]
         everything.sort(key=lambda one: one[2])
-        held = [Held(kind, self.owners[session], now - since, n) for kind, session, since, n in everything]
+        held = [
+            Held(kind, self.owners[session], now - since, n, now - since > STUCK)
+            for kind, session, since, n in everything
+        ]
         pins: dict[str, tuple[float, int]] = {}
         for pin in self.pins:
             until, nbytes = pins.get(pin.owner, (0.0, 0))
@@ -160,7 +164,12 @@ class Snapshot:
 
 
 class Ledger:
-    """Sessions and what they hold. Not thread-safe."""
+    """Sessions and what they hold. Not thread-safe.
+
+    Attributes:
+        pins: by the keys of the blocks; `pin` and `unpin` change them.
+        pinned: bytes of their slots, by the number of the keyspace.
+    """
 
     def __init__(self) -> None:
         self.sessions: dict[int, Holdings] = {}
@@ -168,6 +177,7 @@ class Ledger:
         self.reservations: dict[int, Reservation] = {}
         self.writing: set[bytes] = set()
         self.pins: dict[bytes, Pin] = {}
+        self.pinned: Counter[int] = Counter()
         self._next = 1
 
     def of(self, session: int) -> Holdings:
@@ -186,12 +196,26 @@ class Ledger:
     @property
     def pinned_nbytes(self) -> int:
         """Bytes of the slots that are pinned."""
-        return sum(pin.nbytes for pin in self.pins.values())
+        return self.pinned.total()
 
     def snapshot(self) -> Snapshot:
         """What is held now, to be summed up without the lock."""
         owners = {number: holdings.owner for number, holdings in self.sessions.items()}
-        return Snapshot(owners, list(self.leases.values()), list(self.reservations.values()), list(self.pins.values()))
+        leases, reservations = list(self.leases.values()), list(self.reservations.values())
+        return Snapshot(owners, leases, reservations, list(self.pins.values()), self.pinned_nbytes)
+
+    def pin(self, key: bytes, pin: Pin) -> None:
+        """Book a pin, in place of that which the block has."""
+        self.unpin(key)
+        self.pins[key] = pin
+        self.pinned[pin.space] += pin.nbytes
+
+    def unpin(self, key: bytes) -> Pin | None:
+        """Strike a pin out; None when there is none."""
+        pin = self.pins.pop(key, None)
+        if pin is not None:
+            self.pinned[pin.space] -= pin.nbytes
+        return pin
 
     def lease(self, lease: Lease) -> int:
         """Book a lease; returns its number."""

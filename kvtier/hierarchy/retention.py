@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,24 +26,24 @@ def pin(state: State, keys: Sequence[bytes], seconds: float, owner: str, share: 
     A block that is pinned already is kept for the longer of the two times. It ends where the part of the tier that pins
     may take is used up, or `most` bytes are.
     """
-    table, pins = state.table, state.ledger.pins
+    table, ledger = state.table, state.ledger
     until = state.clock() + seconds
-    room = min(int(share * state.cpu.pool.capacity) - state.ledger.pinned_nbytes, most)
+    room = min(int(share * state.cpu.pool.capacity) - ledger.pinned_nbytes, most)
     kept = 0
     for key in keys:
         row = state.row(key)
         if row is None or not table.has(row, TierNumber.CPU):
             break
-        known, nbytes = pins.get(key), slot_nbytes(int(table.nbytes[row]))
+        known, nbytes = ledger.pins.get(key), slot_nbytes(int(table.nbytes[row]))
         if known is not None:
-            pins[key] = Pin(known.offset, nbytes, max(known.until, until), owner)
+            ledger.pin(key, replace(known, until=max(known.until, until), owner=owner))
         elif nbytes > room:
             state.stats.refused["pin_quota"] += len(keys) - kept
             break
         else:
             offset = int(table.offset[row])
             state.cpu.pool.retain(np.array([offset], np.int64))
-            pins[key] = Pin(offset, nbytes, until, owner)
+            ledger.pin(key, Pin(offset, nbytes, until, owner, int(table.space[row])))
             room -= nbytes
         kept += 1
     return kept
@@ -50,7 +51,7 @@ def pin(state: State, keys: Sequence[bytes], seconds: float, owner: str, share: 
 
 def unpin(state: State, keys: Sequence[bytes]) -> int:
     """Let blocks go that were pinned; how many were."""
-    gone = [pin for key in keys if (pin := state.ledger.pins.pop(key, None)) is not None]
+    gone = [pin for key in keys if (pin := state.ledger.unpin(key)) is not None]
     state.cpu.pool.release(np.array([pin.offset for pin in gone], np.int64))
     return len(gone)
 

@@ -220,7 +220,7 @@ def page_url(fleet) -> Iterator[str]:
 
 def test_what_clients_say_is_text(fleet, page_url, look):
     evil = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
-    held = {"kind": "lease", "owner": evil, "age": 99.0, "nbytes": 5}
+    held = {"kind": "lease", "owner": evil, "age": 99.0, "nbytes": 5, "stuck": True}
     peer = {"host": evil, "door": evil, "blocks": 1, "bytes": 1, "bytes_per_second": 0.0, "avoided": 0.0, "fault": evil}
     tenant = {"tenant": evil, "sessions": 1, "nbytes": {}, "pinned_nbytes": 0, "quota": {}, "refused": {evil: 1}}
     fleet.hosts = [
@@ -248,6 +248,24 @@ def test_what_is_wrong_stands_at_the_top(fleet, page_url, look):
     assert [page.locator(".host").nth(i).get_attribute("data-host") for i in (0, 1)] == ["b", "a"], "trouble first"
     fleet.hosts.pop()
     expect(page.locator(".host")).to_have_count(1, timeout=30_000)
+
+
+def test_a_host_that_is_opened_again_shows_what_moves(fleet, page_url, look):
+    moved = fleet.hosts[0]["hierarchy"]["moved_nbytes"]
+    page = look(page_url)
+    began, flows = time.monotonic(), page.locator(".flows")
+    while "/s" not in flows.get_attribute("aria-label"):
+        assert time.monotonic() < began + 30
+        moved["cpu>nvme"] = moved.get("cpu>nvme", 0) + (1 << 20)
+        page.wait_for_timeout(200)
+    again = """async (host) => {
+      for (const open of [false, true]) {
+        host.open = open;
+        await new Promise((done) => host.addEventListener("toggle", () => setTimeout(done), { once: true }));
+      }
+      return host.querySelector(".flows").getAttribute("aria-label");
+    }"""
+    assert re.fullmatch(r"cpu to nvme [\d.]+ \w+/s", page.locator(".host").evaluate(again))
 
 
 def test_fifty_hosts(fleet, page_url, look):
@@ -346,7 +364,9 @@ def test_text_can_be_read(fleet, page_url, look, scheme):
 @pytest.mark.parametrize("width", [360, 768, 1920])
 def test_nothing_sticks_out(fleet, page_url, look, width):
     fleet.hosts[0]["socket"] = "/a/very/long/folder/" + "deep/" * 30 + "door.sock"
-    fleet.hosts[0]["hierarchy"]["held"] = [{"kind": "lease", "owner": "o" * 200, "age": 99.0, "nbytes": 5}]
+    fleet.hosts[0]["hierarchy"]["held"] = [
+        {"kind": "lease", "owner": "o" * 200, "age": 99.0, "nbytes": 5, "stuck": True}
+    ]
     page = look(page_url, width=width)
     page.wait_for_selector("[data-part=held] table")
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

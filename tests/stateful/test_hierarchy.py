@@ -262,6 +262,7 @@ class HierarchyMachine(RuleBasedStateMachine):
         leased = {int(o) for lease in state.ledger.leases.values() for o in lease.offsets}
         slots = {*state.at, *reserved, *leased, *(pin.offset for pin in state.ledger.pins.values())}
         assert pool.used == sum(map(pool.size_class, slots)) <= pool.capacity
+        assert state.ledger.pinned_nbytes == sum(pin.nbytes for pin in state.ledger.pins.values())
         for tier, policy in state.policies.items():
             assert len(policy) == sum(table.has(row, tier) for row in table.rows.values())
         for key, row in table.rows.items():

@@ -205,9 +205,7 @@ class Tenant:
         return sum(sessions[number].reserved_nbytes for number in list(self.sessions) if number in sessions)
 
     def _pinned(self, hierarchy: Hierarchy) -> int:
-        state, spaces = hierarchy.state, self._numbers(hierarchy)
-        rows = ((pin.nbytes, state.row(key)) for key, pin in state.ledger.pins.items())
-        return sum(nbytes for nbytes, row in rows if row is not None and int(state.table.space[row]) in spaces)
+        return sum(hierarchy.state.ledger.pinned[space] for space in self._numbers(hierarchy))
 
 
 @dataclass(frozen=True, slots=True)

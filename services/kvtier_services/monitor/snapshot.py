@@ -12,8 +12,9 @@
     redis       embedded (kvtier started it), pid, version
     index       url
     page        url of the status page, and its fault
-    health      "ok"; "degraded", something does not work as it should; "down", no host serves
-    reasons     why it is not "ok", each with its host
+    health      "ok"; "degraded", something does not work as it should; "down", no host serves. Hosts that are drained
+                do not make it worse
+    reasons     why it is not "ok", and which hosts are drained, each with its host
     totals      of all hosts since each one's start: asked, hits and tokens by tier, misses by reason, hit_ratio,
                 saved_seconds; window (of the last hour): asked, hits by tier
     hosts       each as `CpuTierActor.status` tells it, with

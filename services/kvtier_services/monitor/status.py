@@ -13,8 +13,6 @@ from rich.text import Text
 from kvtier_services.monitor.words import age, size
 
 Snapshot = Mapping[str, Any]
-STUCK = 10.0
-"""Seconds after which a lease or a reservation is shown."""
 COLOURS = {"ok": "green", "degraded": "yellow", "down": "red", "drained": "yellow"}
 SHOWN = {"ok": "serving", "degraded": "serving, but", "down": "not serving", "drained": "drained"}
 
@@ -205,11 +203,11 @@ def _peers(hierarchy: Snapshot, server: Snapshot | None) -> Iterable[Text]:
 
 
 def _held(one: Snapshot) -> Text:
-    """What keeps slots from others; a lease or reservation that is old is stuck, or its engine is."""
+    """What keeps slots from others: pins, and what is stuck."""
     if one["kind"] == "pin":
         return Text(f"\npinned {size(one['nbytes'])} by {one['owner']}, the last for {age(-one['age'])} more")
-    stuck = one["age"] > STUCK
-    return Text(f"\n{one['kind']} of {size(one['nbytes'])}, {age(one['age'])} old, {one['owner']}") if stuck else Text()
+    said = f"\n{one['kind']} of {size(one['nbytes'])}, {age(one['age'])} old, {one['owner']}"
+    return Text(said if one["stuck"] else "")
 
 
 def _index(index: Snapshot) -> Text:

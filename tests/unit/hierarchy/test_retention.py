@@ -207,8 +207,8 @@ def test_the_oldest_holdings_are_shown_with_their_owners():
         host.now += 30.0
         reserve(session, [5])
         first, second = host.hierarchy.status()["held"]
-        assert (first["kind"], first["owner"], first["age"]) == ("lease", "engine pid 5", 30.0)
-        assert (second["kind"], second["age"]) == ("reservation", 0.0)
+        assert (first["kind"], first["owner"], first["age"], first["stuck"]) == ("lease", "engine pid 5", 30.0, True)
+        assert (second["kind"], second["age"], second["stuck"]) == ("reservation", 0.0, False)
         assert "pid" in second["owner"]
 
 

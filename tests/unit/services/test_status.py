@@ -97,9 +97,9 @@ def test_what_holds_on_too_long_is_shown_with_its_owner(snapshot):
     mib = 1 << 20
     snapshot["hosts"][0]["hierarchy"] |= {
         "held": [
-            {"kind": "lease", "owner": "engine pid 5", "age": 90.0, "nbytes": 3 * mib},
-            {"kind": "reservation", "owner": "engine pid 6", "age": 5.0, "nbytes": 7 * mib},
-            {"kind": "pin", "owner": "engine pid 7", "age": -7200.0, "nbytes": 2 * mib},
+            {"kind": "lease", "owner": "engine pid 5", "age": 90.0, "nbytes": 3 * mib, "stuck": True},
+            {"kind": "reservation", "owner": "engine pid 6", "age": 5.0, "nbytes": 7 * mib, "stuck": False},
+            {"kind": "pin", "owner": "engine pid 7", "age": -7200.0, "nbytes": 2 * mib, "stuck": False},
         ],
         "queues": {"flights": 4, "moves": 0, "promotions": 2},
         "admission": {"selective": True, "refused": {"first_sight": 12}},

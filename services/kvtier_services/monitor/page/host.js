@@ -3,7 +3,6 @@
 import { age, bar, count, el, figure, flows, legend, percent, size, spark, table, time } from "./draw.js";
 
 const TIERS = ["gpu", "cpu", "nvme", "peer"];
-const STUCK = 10;
 const sum = (named) => Object.values(named || {}).reduce((total, one) => total + one, 0);
 const some = (named) => Object.entries(named || {}).filter(([, number]) => number > 0);
 
@@ -133,9 +132,8 @@ function within(seen, share) {
 }
 
 function held(hierarchy) {
-  const stuck = (one) => one.kind !== "pin" && one.age > STUCK;
-  const rows = [...(hierarchy.held || [])].sort((a, b) => stuck(b) - stuck(a)).map((one) => [
-    el("span", { class: stuck(one) ? "degraded" : "" }, stuck(one) ? `${one.kind}, stuck` : one.kind),
+  const rows = [...(hierarchy.held || [])].sort((a, b) => b.stuck - a.stuck).map((one) => [
+    el("span", { class: one.stuck ? "degraded" : "" }, one.stuck ? `${one.kind}, stuck` : one.kind),
     one.owner, size(one.nbytes), one.kind === "pin" ? `${age(-one.age)} more` : age(one.age),
   ]);
   const totals = `${count(hierarchy.sessions || 0)} sessions, ${count(hierarchy.leases || 0)} leases, ${count(hierarchy.reservations || 0)} reservations, ${count(hierarchy.pins || 0)} pinned blocks`;

@@ -10,6 +10,7 @@ const RETRY = 5000;
 const SILENT = 8000;
 const hosts = new Map();
 let points = [];
+let latest = null;
 let before = null;
 let heard = 0;
 
@@ -17,7 +18,8 @@ function text(node, value) {
   if (node.textContent !== value) node.textContent = value;
 }
 
-function render(snapshot) {
+function render() {
+  const snapshot = latest;
   const span = before ? snapshot.taken - before.taken : 0;
   note(snapshot);
   head(snapshot);
@@ -38,7 +40,6 @@ function render(snapshot) {
   });
   $("filter-label").hidden = sorted.length < 6;
   filter();
-  before = snapshot;
 }
 
 function head(snapshot) {
@@ -155,8 +156,9 @@ async function load(path) {
 function take(snapshot) {
   heard = Date.now();
   $("lost").hidden = true;
+  [before, latest] = [latest, snapshot];
   try {
-    render(snapshot);
+    render();
   } catch (error) {
     lost(`this page cannot show it: ${error}`);
     throw error;
@@ -184,6 +186,6 @@ function follow() {
 }
 
 $("filter").addEventListener("input", filter);
-$("hosts").addEventListener("toggle", () => before && render(before), true);
+$("hosts").addEventListener("toggle", () => latest && render(), true);
 setInterval(() => { if (Date.now() - heard > SILENT) lost(""); }, 1000);
 load("history.json").then((history) => { points = [...history.points, ...points]; }).catch(() => undefined).finally(follow);
