@@ -15,8 +15,8 @@ SHOWN = 8
 """Prefixes that are shown."""
 AMONG = 4096
 """Blocks with the most hits that are looked at."""
-LONGEST = 1 << 16
-"""Blocks of a prefix that are counted; the table may change while it is walked through."""
+LONGEST = 1 << 14
+"""Blocks of a prefix that are counted, 15 ms of Python; the table may change while it is walked through."""
 
 
 def hottest(state: State) -> list[dict[str, Any]]:
