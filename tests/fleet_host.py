@@ -70,6 +70,11 @@ class FleetHost:
         self.session.release(matched.lease)
         return len(matched.slots)
 
+    def spoil(self, seed: int) -> None:
+        """Change one byte of a block in memory."""
+        table = self.hierarchy.state.table
+        self.arena.memory[int(table.offset[table.rows[key_of(seed)]]) + self.nbytes - 1] ^= 1
+
     def status(self) -> dict[str, object]:
         """Of hierarchy and peers."""
         return self.hierarchy.status() | {"lending": self.peers.status()}

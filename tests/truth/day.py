@@ -78,6 +78,12 @@ class Day:
         self.script.stored.update(chain(7000, 3))
         state.index.flush(WAIT)
         assert self.far.load(range(10), WAIT) == 10
+        assert self.far.save([7200]) == 1
+        assert eventually(lambda: all(state.index.match(chain(7200, 1))))
+        self.far.spoil(7200)
+        self.script.match(7200, 1, expected="")
+        assert self.far.session.evict(chain(7200, 1)) == 1
+        assert eventually(lambda: self.host.scrape().all("kvtier_peer_up") == {("b",): 1}), "it is asked again"
         assert self.far.save(range(7100, 7104)) == 4
         self.offered = self.far.hierarchy.hand_over(WAIT).taken
         assert self.offered == 4

@@ -62,8 +62,8 @@ def counters(day: Day, s: Scrape) -> None:
     assert s.one("kvtier_asked_again_blocks") == len(script.again) > 0
     faults = s.some("kvtier_faults")
     assert bool(faults.pop("staging_no_room", 0)) <= bool(script.short)
-    assert faults == {"nvme_lost": 1, "bad_checksum": 1}, faults
-    assert s.some("kvtier_checksum_failures") == {"nvme": 1, "cpu": 1}
+    assert faults == {"nvme_lost": 1, "peer_lost": 1, "bad_checksum": 1}, faults
+    assert s.some("kvtier_checksum_failures") == {"nvme": 1, "cpu": 1, "peer": 1}
 
     moves = {
         ("cpu", "nvme"): (written.total(), bytes_of["write"]),
@@ -189,7 +189,7 @@ def around(day: Day, s: Scrape, commands: int) -> None:
     assert s.all("kvtier_peer_fetched_blocks") == {("b",): came}
     assert s.all("kvtier_peer_fetched_bytes") == {("b",): came * NBYTES}
     assert 0 <= s.all("kvtier_peer_bytes_per_second")["b",] < 1e12
-    assert s.some("kvtier_peer_events") == {"fetched": came, "bytes": came * NBYTES}
+    assert s.some("kvtier_peer_events") == {"fetched": came, "bytes": came * NBYTES, "corrupt": 1}
     assert s.some("kvtier_offers") == {"taken": day.offered}
     assert s.one("kvtier_lent_blocks") == 10
     assert s.one("kvtier_lent_bytes") == 10 * SLOT
