@@ -6,6 +6,8 @@
     planning         what `kvtier advise` shows
     cluster          up, down and status; the only place that knows Ray
     controller       which hosts there are; starts their actors
+    hosts            what a host and its actors are to it, and how all are asked at once
+    members          who belongs to the fleet and does not serve
     gateway          the door: control for the engines of the host
     monitor          metrics and the status on a terminal
     actors           the CPU tier, NVMe tier and GPU worker of a host, as plain classes

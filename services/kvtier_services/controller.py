@@ -8,11 +8,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvtier import __version__
-from kvtier.errors import ConfigError, KVTierError
+from kvtier.errors import ConfigError
+from kvtier_services.hosts import Fleet, Host, HostActors, Round
 from kvtier_services.members import Ledger, Members
 from kvtier_services.monitor.snapshot import snapshot
 from kvtier_services.settings import Settings, host_name
@@ -27,67 +27,6 @@ STATUS_TIMEOUT = 5.0
 POLL = 0.1
 ENDING, FLUSH = 3.0, 10.0
 """Seconds of a node's last ones that are kept back, and that are for writing down what only memory has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One machine of the cluster.
-
-    Attributes:
-        name: its host name.
-        node: its Ray node.
-        address: of that node.
-        gpus: how many GPUs Ray sees there.
-        tiers: that its node declares as resources, `kvtier.TIER`; none: whatever the settings say.
-        ends: when Ray ends its node, in seconds since the epoch; 0 as long as nobody has told it to.
-    """
-
-    name: str
-    node: str
-    address: str
-    gpus: int = 0
-    tiers: tuple[str, ...] = ()
-    ends: float = 0.0
-
-
-class HostActors(Protocol):
-    """The actors of one host. Each call waits, in the calling thread, and raises when nobody answers in time."""
-
-    def ready(self, timeout: float) -> dict[str, Any]:
-        """Wait until they have started, or failed to; the status."""
-        ...
-
-    def status(self, timeout: float) -> dict[str, Any]:
-        """Status of the host."""
-        ...
-
-    def check_index(self, seconds: float, how: str) -> dict[str, Any]:
-        """Compare the host's blocks with the index, "check" or "repair"."""
-        ...
-
-    def drain(self, seconds: float, timeout: float) -> dict[str, int]:
-        """Hand over to other hosts what only this one has; blocks that were `offered`, `taken` and `handed`."""
-        ...
-
-    def stop(self, flush_seconds: float, timeout: float) -> dict[str, int]:
-        """End them; blocks written down and lost."""
-        ...
-
-
-class Fleet(Protocol):
-    """The machines, and what runs on them. Calls wait in the calling thread."""
-
-    def hosts(self) -> Sequence[Host]:
-        """The live ones; one name may have several nodes."""
-        ...
-
-    def start(self, settings: Settings, host: Host) -> HostActors:
-        """Start the actors of a host, or find those that run."""
-        ...
-
-    def sweep(self, live: Sequence[Host]) -> int:
-        """End for good all actors of nodes that are not among these, so that none comes back; how many."""
-        ...
 
 
 class Page(Protocol):
@@ -145,6 +84,7 @@ class Controller:
         self._actors: dict[str, HostActors] = {}
         self._looking = asyncio.Lock()
         self._threads = ThreadPoolExecutor(1, "kvtier-look")
+        self._round = Round()
         self._stopping = False
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._running = self._loop.create_task(self._run())
@@ -343,19 +283,10 @@ class Controller:
     async def _ask(
         self, question: Callable[[HostActors], dict[str, Any]], names: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Ask the actors of all hosts at once; a host that does not answer is answered for with `fault`."""
-
-        async def ask(name: str) -> dict[str, Any]:
-            host, actors = self._hosts.get(name), self._actors.get(name)
-            if host is None or actors is None:
-                why = "is drained" if self._members.is_drained(name) else "did not come"
-                return {"host": name, "fault": f"the host {why}"}
-            about = {"host": name, "node": host.node, "address": host.address}
-            try:
-                return about | await asyncio.to_thread(question, actors)
-            except Exception as exc:  # noqa: BLE001 - one host's trouble is not another's
-                why = " ".join(str(exc).split())[:500]
-                told = isinstance(exc, KVTierError)  # by the process itself
-                return about | {"fault": why if told else f"the CPU tier's process does not answer: {why}"}
-
-        return list(await asyncio.gather(*map(ask, sorted(self._actors) if names is None else names)))
+        """Ask the actors of all hosts at once, or of these; a host that does not answer has a `fault`."""
+        wanted = sorted(self._actors) if names is None else names
+        asked = {name: (self._hosts[name], self._actors[name]) for name in wanted if name in self._actors}
+        missing = [name for name in wanted if name not in asked]
+        why = {name: "is drained" if self._members.is_drained(name) else "did not come" for name in missing}
+        said = await self._round.ask(question, asked)
+        return said + [{"host": name, "fault": f"the host {why[name]}"} for name in missing]

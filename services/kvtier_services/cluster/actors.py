@@ -26,7 +26,8 @@ from kvtier_services.actors.index import open_index
 from kvtier_services.actors.nvme_tier import NvmeTierActor
 from kvtier_services.actors.peers import open_peers
 from kvtier_services.cluster.parts import about, open_door, open_exporter, open_page, writer_gone
-from kvtier_services.controller import Controller, Host
+from kvtier_services.controller import Controller
+from kvtier_services.hosts import Host
 from kvtier_services.settings import Settings
 
 CONTROLLER = "controller"

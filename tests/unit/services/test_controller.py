@@ -6,13 +6,15 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from kvtier.config import Config
 from kvtier.errors import ConfigError
 from kvtier_services import controller as module
-from kvtier_services.controller import Controller, Host
+from kvtier_services.controller import Controller
+from kvtier_services.hosts import Host
 from kvtier_services.settings import Settings
 
 A, B = Host("a", "n1", "10.0.0.1"), Host("b", "n2", "10.0.0.2", gpus=1)
@@ -371,4 +373,30 @@ async def test_snapshots_that_are_not_answered_do_not_pile_up(monkeypatch):
             await asyncio.to_thread(opened[0].snapshot)
     await until(lambda: len(asyncio.all_tasks()) <= before)
     gate.set()
+    await controller.stop(0.0, 1.0)
+
+
+async def test_hosts_that_do_not_answer_keep_nobody_waiting():
+    """As many as a machine's default executor has threads, and more."""
+    fleet = Fleet(*(Host(f"h{i:03}", f"n{i}", "") for i in range(200)))
+    controller = make(fleet)
+    assert len(await controller.ready(20.0)) == 200
+    silent, gate, answered = set(list(fleet.actors)[:100]), threading.Event(), set()
+
+    def status(name, _timeout):
+        if name not in silent:
+            answered.add(name)
+        elif not gate.wait(20.0):
+            raise TimeoutError("nothing came")
+        return {"serving": True, "fault": ""}
+
+    for name, actors in fleet.actors.items():
+        actors.status = partial(status, name)
+    asked = asyncio.create_task(controller.status())
+    await until(lambda: answered == set(fleet.actors) - silent)
+    assert not asked.done()
+    assert len(await controller.check_index(5.0, "check")) == 200
+    gate.set()
+    snapshot = await asked
+    assert [host["host"] for host in snapshot["hosts"]] == sorted(fleet.actors)
     await controller.stop(0.0, 1.0)
