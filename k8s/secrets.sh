@@ -17,14 +17,25 @@ secret() {
 openssl rand -hex 32 | tr -d '\n' >"$folder/token"
 secret kvtier-status --from-file="$folder/token"
 
-# Hosts at the index: the commands that they use, and no others.
+# Hosts at the index, with the commands that they use and no others; and its servers among themselves, where there are
+# several (component redis-sentinel).
 openssl rand -hex 32 | tr -d '\n' >"$folder/password"
-digest=$(sha256sum "$folder/password" | cut -d ' ' -f 1)
+openssl rand -hex 32 | tr -d '\n' >"$folder/internal"
+host="on #$(sha256sum "$folder/password" | cut -d ' ' -f 1) -@all"
+server="on #$(sha256sum "$folder/internal" | cut -d ' ' -f 1) -@all"
 cat >"$folder/users.acl" <<ACL
 user default off
-user kvtier on #$digest ~* +@read +@write +@connection +eval +evalsha +script|load +time -@dangerous
+user kvtier $host ~* +ping +select +get +mget +set +del +hget +hset +hdel +hgetall +time +scan +eval +evalsha +script|load
+user replica $server +ping +psync +replconf
+user sentinel $server allchannels +ping +info +role +multi +exec +slaveof +config|rewrite +client|setname +client|kill +script|kill +publish +subscribe
 ACL
-secret kvtier-redis --from-file="$folder/password" --from-file="$folder/users.acl"
+cat >"$folder/sentinel.acl" <<ACL
+user default off
+user kvtier $host +ping +sentinel|masters
+user sentinel $server allchannels +ping +info +client|setname +publish +subscribe +sentinel|is-master-down-by-addr +sentinel|get-master-addr-by-name
+ACL
+secret kvtier-redis --from-file="$folder/password" --from-file="$folder/internal" --from-file="$folder/users.acl" \
+  --from-file="$folder/sentinel.acl"
 
 # The authority that signs the certificate of each pod (component tls).
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650 -subj /CN=kvtier-ca \

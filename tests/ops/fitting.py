@@ -70,15 +70,24 @@ def _unmounted(pod: Pod, container: Doc, files: Sequence[str]) -> Iterator[str]:
 
 
 def _index_is_there(url: str, docs: Sequence[Doc]) -> Iterator[str]:
-    services = {doc["metadata"]["name"]: doc["spec"]["ports"] for doc in docs if doc["kind"] == "Service"}
+    services = {doc["metadata"]["name"]: doc["spec"] for doc in docs if doc["kind"] == "Service"}
     for place in re.sub(r"^[^:]*://([^@/]*@)?", "", url).partition("/")[0].split(","):
         host, _, port = place.partition(":")
         name, _, rest = host.partition(".")
-        there = {one["port"] for one in services.get(name, ())}
-        if rest:  # of another namespace: its pods are not here, and may be reached
+        service, pod = (rest, name) if services.get(rest, {}).get("clusterIP") == "None" else (name, "")
+        there = {one["port"] for one in services.get(service, {}).get("ports", ())}
+        if pod and pod not in _stateful(service, docs):
+            there = set()
+        if rest and not pod:  # of another namespace: its pods are not here, and may be reached
             there = _outside(rest.partition(".")[0], docs)
         if int(port) not in there:
             yield f"index.url names {place}, which is no Service here, nor may pods reach it elsewhere"
+
+
+def _stateful(service: str, docs: Sequence[Doc]) -> set[str]:
+    """Pods that have a name of their own under a headless Service."""
+    sets = [doc for doc in docs if doc["kind"] == "StatefulSet" and doc["spec"]["serviceName"] == service]
+    return {f"{doc['metadata']['name']}-{number}" for doc in sets for number in range(doc["spec"]["replicas"])}
 
 
 def _outside(namespace: str, docs: Sequence[Doc]) -> set[int]:
@@ -127,8 +136,6 @@ def _limit(pod: Pod, path: str) -> float:
 
 
 def redis_forgets(docs: Sequence[Doc]) -> Iterator[str]:
-    if not any(doc["kind"] == "Deployment" for doc in docs):
-        return  # somebody else's
     said = dict(line.split(maxsplit=1) for line in _redis_lines(docs))
     if said.get("save") != '""' or said.get("appendonly") != "no" or said.get("maxmemory-policy") != "allkeys-lru":
         yield "redis.conf: the index is soft state: no persistence, and old entries go"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,6 +56,34 @@ def text_of(folder: Path) -> str:
 def rendered(folder: str | Path) -> list[Doc]:
     """Documents of a folder, or of the overlay of this name; new ones at each call."""
     return documents(text_of(folder if isinstance(folder, Path) else K8S / "overlays" / folder))
+
+
+def combined(folder: Path, *components: str, config: str = "") -> list[Doc]:
+    """The overlay dev with these components, and with another kvtier.toml if one is given."""
+    shutil.copy(K8S / "overlays/dev/images.yaml", folder)
+    there = os.path.relpath(K8S, folder)
+    said = {
+        "namespace": "kvtier",
+        "resources": [f"{there}/overlays/dev"],
+        "components": [f"{there}/components/{name}" for name in components],
+        "configurations": ["images.yaml"],
+        "images": [{"name": "kvtier", "newName": "registry.example/kvtier", "newTag": "0.1.0-cpu"}],
+    }
+    if config:
+        (folder / "kvtier.toml").write_text(config)
+        said["configMapGenerator"] = [{"name": "kvtier-config", "behavior": "replace", "files": ["kvtier.toml"]}]
+        said["generatorOptions"] = {"disableNameSuffixHash": True}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(said))
+    text_of.cache_clear()  # the folder may have been another one before
+    return rendered(folder)
+
+
+def with_sentinels(folder: Path) -> list[Doc]:
+    """The overlay dev with the component redis-sentinel, and the index's address as that says."""
+    said = (K8S / "components/redis-sentinel/kustomization.yaml").read_text()
+    (address,) = re.findall(r'"(redis\+sentinel://.*)"', said)
+    text = (K8S / "base/kvtier.toml").read_text()
+    return combined(folder, "redis-sentinel", config=re.sub(r'(?m)^url = ".*"', f'url = "{address}"', text))
 
 
 def one(docs: Sequence[Doc], kind: str, name: str) -> Doc:

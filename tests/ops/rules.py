@@ -13,7 +13,7 @@ from tests.ops.manifests import Doc, Pod, pods
 
 SECRETS = {
     "kvtier": {"auth_token"},  # made by KubeRay
-    "kvtier-redis": {"password", "users.acl"},
+    "kvtier-redis": {"password", "internal", "users.acl", "sentinel.acl"},
     "kvtier-status": {"token"},
     "kvtier-ca": {"ca.crt", "ca.key"},
     "kvtier-tokens": {"tokens.json"},

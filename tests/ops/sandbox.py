@@ -7,6 +7,8 @@ control groups, network policies, probes. KubeRay's part is `ray_command` and `r
 
 from __future__ import annotations
 
+import base64
+import functools
 import json
 import os
 import shutil
@@ -16,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.cluster.kit import within
+from tests.cluster.kit import environment, within
 from tests.cluster.network import PREFIX, Machine, Network
-from tests.ops.manifests import ROOT, Doc, Pod
+from tests.ops.manifests import K8S, ROOT, Doc, Pod, documents
+from tests.ops.rules import SECRETS
+from tests.ops.schemas import faults
 
 HEAD = "kvtier-head-svc.kvtier.svc.cluster.local"
 PATHS = {
@@ -61,12 +65,13 @@ class Sandbox:
         Args:
             pod: from the manifests.
             number: of its address, and of nobody else's.
-            names: by which all others find it.
+            names: by which all others find it; the first begins with its own.
             node: folder of its node's files, if it shares the node with another pod.
         """
         address = f"{PREFIX}.{number}"
         self.hosts += [f"{address} {name}" for name in names]
-        running = Running(self, pod, address, self.net.machine(f"pod{number}", number), node)
+        name = names[0].partition(".")[0] if names else "pod"
+        running = Running(self, pod, name, address, self.net.machine(f"pod{number}", number), node)
         self.pods.append(running)
         return running
 
@@ -78,8 +83,10 @@ class Sandbox:
 class Running:
     """A pod that runs."""
 
-    def __init__(self, sandbox: Sandbox, pod: Pod, address: str, machine: Machine, node: Path | None) -> None:
-        self.pod, self.address = pod, address
+    def __init__(
+        self, sandbox: Sandbox, pod: Pod, name: str, address: str, machine: Machine, node: Path | None
+    ) -> None:
+        self.pod, self.name, self.address = pod, name, address
         self._sandbox, self._machine = sandbox, machine
         self.folder = sandbox.folder / f"pod-{address.rpartition('.')[2]}"
         self.node = node or self.folder / "node"
@@ -100,7 +107,7 @@ class Running:
         root = self.folder / "roots" / name
         root.mkdir(parents=True, exist_ok=True)
         mounts = [
-            [str(self._source(one["name"])), one["mountPath"], not one.get("readOnly")]
+            [str(self.volume(one["name"])), one["mountPath"], not one.get("readOnly")]
             for one in container.get("volumeMounts", ())
         ]
         context, own = self.pod.spec.get("securityContext", {}), container.get("securityContext", {})
@@ -189,10 +196,10 @@ class Running:
             container.wait(10.0)
         for name, volume in self.pod.volumes.items():
             if volume.get("emptyDir", {}).get("medium") == "Memory":
-                shutil.rmtree(self._source(name), ignore_errors=True)
+                shutil.rmtree(self.volume(name), ignore_errors=True)
 
     def _environment(self, container: Doc) -> dict[str, str]:
-        fields = {"status.podIP": self.address, "metadata.namespace": "kvtier", "metadata.name": "pod"}
+        fields = {"status.podIP": self.address, "metadata.namespace": "kvtier", "metadata.name": self.name}
         said = {}
         for one in container.get("env", ()):
             source = one.get("valueFrom", {})
@@ -208,7 +215,8 @@ class Running:
                 said[one["name"]] = one["value"]
         return said
 
-    def _source(self, name: str) -> Path:
+    def volume(self, name: str) -> Path:
+        """Folder of this machine that a volume is."""
         volume = self.pod.volumes[name]
         if "hostPath" in volume:
             return self.node / volume["hostPath"]["path"].strip("/")
@@ -218,7 +226,7 @@ class Running:
 
     def _volume(self, name: str, volume: Doc) -> None:
         """Make it, with the owners and modes that the kubelet gives it."""
-        at, group = self._source(name), self.pod.spec["securityContext"].get("fsGroup", 0)
+        at, group = self.volume(name), self.pod.spec["securityContext"].get("fsGroup", 0)
         at.mkdir(parents=True, exist_ok=True)
         if "hostPath" in volume:
             return
@@ -255,6 +263,23 @@ def ray_command(pod: Pod, memory: int) -> list[str]:
 def ray_environment(token: str) -> dict[str, str]:
     """What KubeRay adds to its containers' environment."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ADDRESS": f"{HEAD}:6379", "RAY_PORT": "6379"}
+
+
+@functools.cache
+def made_by_the_script() -> tuple[dict[str, dict[str, str]], str]:
+    """Secrets, and the token that is shown."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", K8S / "secrets.sh"], env=environment(PATH=path), capture_output=True, text=True, check=True, timeout=120
+    )
+    known = {}
+    for doc in documents(done.stdout):
+        assert faults(doc) == []
+        known[doc["metadata"]["name"]] = {key: base64.b64decode(value).decode() for key, value in doc["data"].items()}
+    assert {name: {*data} for name, data in known.items()} == {
+        name: keys for name, keys in SECRETS.items() if name != "kvtier"
+    }
+    return known, done.stderr.split()[-1]
 
 
 def remove(folder: Path) -> None:

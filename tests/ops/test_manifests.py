@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kvtier.config import load
 from tests.ops.broken import BROKEN
 from tests.ops.fitting import config_of
 from tests.ops.manifests import (
@@ -19,13 +18,14 @@ from tests.ops.manifests import (
     K8S,
     OVERLAYS,
     SCHEMAS,
-    Doc,
     UniqueLoader,
+    combined,
     documents,
     one,
     pods,
     rendered,
     text_of,
+    with_sentinels,
 )
 from tests.ops.rules import (
     RULES,
@@ -40,6 +40,8 @@ from tests.ops.rules import (
 )
 from tests.ops.schemas import custom, faults
 
+BIN = Path(sys.executable).parent
+SCRIPTS = sorted(K8S.rglob("*.sh"))
 SOURCES = sorted(path for path in K8S.rglob("*.y*ml") if "dashboard" not in path.name)
 
 
@@ -106,6 +108,14 @@ def test_a_key_that_stands_twice_is_found():
         yaml.load("a: 1\nb: 2\na: 3\n", UniqueLoader)
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(K8S)))
+def test_scripts_are_plain_sh(script):
+    """As the images' own shell reads it: Debian's dash, or busybox."""
+    assert script.read_text().startswith("#!/bin/sh\n")
+    checked = subprocess.run([BIN / "shellcheck", script], capture_output=True, text=True, check=False, timeout=60)
+    assert checked.returncode == 0, checked.stdout
+
+
 def test_a_base_that_is_not_there_is_found(tmp_path: Path):
     (tmp_path / "kustomization.yaml").write_text("resources: [../gone]\n")
     with pytest.raises(AssertionError, match="gone"):
@@ -129,35 +139,17 @@ def test_components_go_together(components, tmp_path):
 
 
 def test_sentinels_take_the_place_of_the_redis_of_the_base(tmp_path):
-    text = (K8S / "base" / "kvtier.toml").read_text()
-    ours, theirs = "redis://kvtier@kvtier-redis:6379/0", "redis+sentinel://kvtier@redis-sentinel.redis.svc:26379/main"
     assert any("index.url names kvtier-redis" in fault for fault in broken(combined(tmp_path, "redis-sentinel")))
-    text_of.cache_clear()
-    docs = combined(tmp_path, "redis-sentinel", config=text.replace(ours, theirs))
+    docs = with_sentinels(tmp_path)
     assert [fault for doc in docs for fault in faults(doc)] == []
     assert broken(docs) == []
-    assert not [doc for doc in docs if doc["metadata"]["name"] == "kvtier-redis"]
-    assert load(tmp_path / "kvtier.toml").index.url == theirs
-    assert theirs.rpartition("/")[0] in (K8S / "components/redis-sentinel/kustomization.yaml").read_text()
-
-
-def combined(folder: Path, *components: str, config: str = "") -> list[Doc]:
-    """The overlay dev with these components, and with another kvtier.toml if one is given."""
-    shutil.copy(K8S / "overlays/dev/images.yaml", folder)
-    there = os.path.relpath(K8S, folder)
-    said = {
-        "namespace": "kvtier",
-        "resources": [f"{there}/overlays/dev"],
-        "components": [f"{there}/components/{name}" for name in components],
-        "configurations": ["images.yaml"],
-        "images": [{"name": "kvtier", "newName": "registry.example/kvtier", "newTag": "0.1.0-cpu"}],
-    }
-    if config:
-        (folder / "kvtier.toml").write_text(config)
-        said["configMapGenerator"] = [{"name": "kvtier-config", "behavior": "replace", "files": ["kvtier.toml"]}]
-        said["generatorOptions"] = {"disableNameSuffixHash": True}
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(said))
-    return rendered(folder)
+    assert {doc["kind"] for doc in docs if doc["metadata"]["name"] == "kvtier-redis"} == {"ConfigMap"}
+    servers = one(docs, "StatefulSet", "kvtier-sentinel")["spec"]
+    servers["replicas"] = 2
+    assert any("index.url names kvtier-sentinel-2" in fault for fault in broken(docs))
+    servers["replicas"] = 3
+    one(docs, "Service", "kvtier-sentinel")["spec"]["ports"].pop()
+    assert any("index.url names kvtier-sentinel-0" in fault for fault in broken(docs))
 
 
 @pytest.mark.parametrize(("words", "change"), BROKEN.values(), ids=BROKEN)

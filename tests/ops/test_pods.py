@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import functools
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,15 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kvtier_services.redis_server import find_binary
-from tests.cluster.kit import environment, within
+from tests.cluster.kit import within
 from tests.cluster.network import network, why_not
-from tests.ops.manifests import EXAMPLE, K8S, ROOT, Doc, documents, one, pods, rendered
-from tests.ops.rules import SECRETS, broken
-from tests.ops.sandbox import HEAD, Running, Sandbox, ray_command, ray_environment, remove
-from tests.ops.schemas import faults, nbytes
+from tests.ops.manifests import EXAMPLE, K8S, ROOT, Doc, combined, one, pods, rendered
+from tests.ops.rules import broken
+from tests.ops.sandbox import HEAD, Running, Sandbox, made_by_the_script, ray_command, ray_environment, remove
+from tests.ops.schemas import nbytes
 
 pytestmark = [
     pytest.mark.slow,
@@ -129,23 +125,6 @@ def deployed(docs: Sequence[Doc]) -> Iterator[Deployed]:
             remove(folder)
 
 
-@functools.cache
-def made_by_the_script() -> tuple[dict[str, dict[str, str]], str]:
-    """Secrets, and the token that is shown."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", K8S / "secrets.sh"], env=environment(PATH=path), capture_output=True, text=True, check=True, timeout=120
-    )
-    known = {}
-    for doc in documents(done.stdout):
-        assert faults(doc) == []
-        known[doc["metadata"]["name"]] = {key: base64.b64decode(value).decode() for key, value in doc["data"].items()}
-    assert {name: {*data} for name, data in known.items()} == {
-        name: keys for name, keys in SECRETS.items() if name != "kvtier"
-    }
-    return known, done.stderr.split()[-1]
-
-
 def engine(pod: Running, name: str, what: str, first: int, **env: str) -> int:
     """Blocks of a chain that an engine in this container saved, or loaded whole and right."""
     done = pod.run(name, sys.executable, "-c", ENGINE, what, DOOR, str(first), PYTHONPATH=str(ROOT), **env)
@@ -212,23 +191,10 @@ def test_dev_serves_outlives_its_parts_and_hands_over_what_ends():
 @pytest.fixture
 def closed(tmp_path: Path) -> Sequence[Doc]:
     """What prod has besides its sizes and GPUs: TLS, the gateway, the folder that engines share."""
-    shutil.copy(K8S / "overlays/dev/images.yaml", tmp_path)
     text = (K8S / "overlays/prod/kvtier.toml").read_text()
     for large, small in (('"64GiB"', '"2GiB"'), ('"800GiB"', '"16GiB"')):
         text = text.replace(large, small)
-    (tmp_path / "kvtier.toml").write_text(text)
-    there = os.path.relpath(K8S, tmp_path)
-    said = {
-        "resources": [f"{there}/overlays/dev"],
-        "components": [f"{there}/components/shared-memory", f"{there}/components/tls"],
-        "configMapGenerator": [{"name": "kvtier-config", "behavior": "replace", "files": ["kvtier.toml"]}],
-        "generatorOptions": {"disableNameSuffixHash": True},
-        "namespace": "kvtier",
-        "configurations": ["images.yaml"],
-        "images": [{"name": "kvtier", "newName": "registry.example/kvtier", "newTag": "0.1.0-cpu"}],
-    }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(said))
-    docs = rendered(tmp_path)
+    docs = combined(tmp_path, "shared-memory", "tls", config=text)
     assert broken(docs) == []
     return smaller(docs)
 

@@ -1,3 +1,4 @@
+#!/bin/sh
 # A key, and a certificate of this pod's address and of the names by which it is called; signed by the authority.
 # sh certificate.sh FOLDER-OF-THE-AUTHORITY FOLDER
 set -eu
