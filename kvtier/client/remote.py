@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from contextlib import suppress
 
 import grpc
 
 from kvtier.client.credentials import Credentials
 from kvtier.client.staged import StagedMemory
 from kvtier.client.way import Metadata
+from kvtier.config.machine import is_loopback
 from kvtier.errors import ConfigError
 from kvtier.rpc.channel import REMOTE_OPTIONS
 from kvtier.rpc.kvtier_pb2 import Welcome
@@ -73,10 +72,3 @@ def split_url(url: str) -> tuple[str, int, bool]:
     if parts is None:
         raise ConfigError(f"{url!r} names no host; use grpcs://host:7070 (TLS) or grpc://localhost:7070")
     return parts["host"], int(parts["port"]), parts["scheme"] == "grpcs"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent there does not leave this machine."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return host == "localhost"

@@ -1,7 +1,8 @@
-"""This machine: its name, and how much memory a process of it may still take."""
+"""This machine: its name and addresses, and how much memory a process of it may still take."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -33,6 +34,13 @@ class Room:
 def host_name() -> str:
     """Name of this host: $KVTIER_HOST, for several hosts on one machine, else the machine's own."""
     return os.environ.get(HOST_ENV) or socket.gethostname()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to this address, or name, does not leave this machine."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
 
 
 def memory(proc: Path = PROC) -> Room:

@@ -291,18 +291,11 @@ class StatusConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
     def __post_init__(self) -> None:
-        if not self.token_file and not _is_loopback(self.host):
+        if not self.token_file and not machine.is_loopback(self.host):
             raise ConfigError(
                 f"status.host is {self.host!r}, which others reach: set status.token_file to a file with a token, or "
                 'status.host to "127.0.0.1"'
             )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):

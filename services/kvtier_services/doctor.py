@@ -21,8 +21,8 @@ from typing import Literal
 
 from redis.exceptions import RedisError
 
-from kvtier.client.remote import is_loopback
 from kvtier.config import Config, RemoteConfig, Size
+from kvtier.config.machine import is_loopback
 from kvtier.config.schema import folder as absolute
 from kvtier.errors import ConfigError
 from kvtier.index.address import RedisAddress
@@ -248,6 +248,8 @@ def _ray(config: Config) -> Iterator[Check]:
 def _ports(config: Config, *, runs: bool) -> Iterator[Check]:
     wanted = [("ray.port", "", config.ray.port)] if not config.ray.address else []
     wanted.append(("metrics.port", config.metrics.host, config.metrics.port))
+    wanted.append(("status.port", config.status.host, config.status.port))
+    wanted.append(("fleet.port", config.fleet.address, config.fleet.port))
     if config.remote.listen:
         host, port = config.remote.address
         wanted += [("remote.listen", host, port), ("remote.bulk_port", host, config.remote.bulk)]
@@ -303,7 +305,7 @@ def _certificate(remote: RemoteConfig) -> Check:
 
 
 def _busy(host: str, port: int) -> str:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -8,6 +8,10 @@ from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import pytest
+
+from kvtier.config import Config, MetricsConfig, StatusConfig
+from kvtier_services.doctor import checks
 from kvtier_services.monitor.metrics import Exporter, exporter
 
 
@@ -30,3 +34,13 @@ def test_slow_clients_are_cut_off_and_so_are_too_many(monkeypatch):
             break
         assert time.monotonic() < deadline
     made.close()
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_port_that_is_taken_is_said_by_the_doctor(tmp_path, host, family):
+    with socket.create_server((host, 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        config = Config(run_dir=str(tmp_path), metrics=MetricsConfig(host, port), status=StatusConfig(host, port))
+        found = {check.name: check for check in checks(config)}
+    for name in ("metrics.port", "status.port"):
+        assert (found[name].level, found[name].found) == ("warn", f"{port}: Address already in use")

@@ -14,7 +14,7 @@ from typing import Any
 
 from grpc import aio
 
-from kvtier.client.remote import is_loopback
+from kvtier.config.machine import is_loopback
 from kvtier.errors import ConfigError
 from kvtier.hierarchy.accounts import Share
 from kvtier.hierarchy.cache import Hierarchy

@@ -9,6 +9,7 @@ import pytest
 from kvtier.config import (
     Config,
     CpuConfig,
+    FleetConfig,
     GpuConfig,
     IndexConfig,
     MetricsConfig,
@@ -16,6 +17,7 @@ from kvtier.config import (
     RayConfig,
     RemoteConfig,
     Size,
+    StatusConfig,
 )
 from kvtier.errors import ConfigError
 from kvtier_services import doctor
@@ -31,6 +33,7 @@ def config_in(folder, **changes) -> Config:
         "cpu": CpuConfig(capacity=Size(1 << 20)),
         "nvme": NvmeConfig(capacity=Size(1 << 20), path=str(folder / "nvme")),
         "metrics": MetricsConfig(port=0),
+        "status": StatusConfig(port=0),
     }
     return Config(**fields | changes)
 
@@ -89,9 +92,10 @@ def test_the_auth_mode_of_the_users_ray(found, monkeypatch, mode, level):
 
 def test_busy_ports(found, monkeypatch):
     monkeypatch.setattr(doctor, "_busy", lambda _host, _port: "Address already in use")
-    checked = found(ray=RayConfig(port=6379), metrics=MetricsConfig(port=9400))
+    used = {"metrics": MetricsConfig(port=9400), "status": StatusConfig(), "fleet": FleetConfig(port=7080)}
+    checked = found(ray=RayConfig(port=6379), **used)
     assert (checked["ray.port"].level, checked["ray.port"].fix) == ("fail", "set ray.port to a free one, or 0")
-    assert checked["metrics.port"].level == "warn"
+    assert {checked[f"{name}.port"].level for name in used} == {"warn"}
 
 
 def test_a_gpu_that_is_not_there(found, monkeypatch):

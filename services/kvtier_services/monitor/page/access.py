@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from kvtier.config.machine import is_loopback
 from kvtier.errors import ConfigError
 
 COOKIE = "kvtier-status"
@@ -74,7 +74,6 @@ class Access:
 
 def _means_loopback(host: str) -> bool:
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:  # brackets without an address
         return False
