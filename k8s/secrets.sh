@@ -1,5 +1,6 @@
 #!/bin/sh
 # Makes what no file here holds, once: sh k8s/secrets.sh | kubectl apply -f -
+# For another namespace than kvtier: NAMESPACE=... sh k8s/secrets.sh
 # Needs openssl, kubectl and kvtier. The token of the first client of the gateway is shown on the terminal, and only there.
 set -eu
 umask 077
@@ -10,7 +11,7 @@ secret() {
   name=$1
   shift
   echo "---"
-  kubectl create secret generic "$name" --namespace kvtier --dry-run=client --output yaml "$@"
+  kubectl create secret generic "$name" --namespace "${NAMESPACE:-kvtier}" --dry-run=client --output yaml "$@"
 }
 
 # Who looks at the status page.

@@ -18,7 +18,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 SCHEMAS = ROOT.parent / "shared" / "k8s_schemas"
-OVERLAYS = ("dev", "prod")
+OVERLAYS = sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
 EXAMPLE = K8S / "examples" / "vllm"
 Doc = dict[str, Any]
 
