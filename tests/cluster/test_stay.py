@@ -100,6 +100,14 @@ def test_it_outlives_the_controller_itself_and_the_cluster(cluster, env, tmp_pat
                 assert again["host"]["pid"] == was["host"]["pid"]
                 assert again["snapshot"]["controller"]["pid"] == now["snapshot"]["controller"]["pid"]
                 assert second.poll() is None
+
+                # Another one beside it, as while a pod is replaced, finds the same and disturbs nobody.
+                with staying(cluster, address, env, log) as twin:
+                    within(60.0, lambda: log.read_text().count("hosts with tiers") >= 4)
+                    both = serving(cluster, env)
+                    assert both["snapshot"]["controller"]["pid"] == now["snapshot"]["controller"]["pid"]
+                    assert both["host"]["pid"] == was["host"]["pid"]
+                    assert (twin.poll(), second.poll()) == (None, None)
     with staying(cluster, address, env, log) as third:
         with foreign_ray(port):
             before = serving(cluster, env)["host"]["pid"]
