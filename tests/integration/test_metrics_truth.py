@@ -78,7 +78,7 @@ def leaving(day: Day, other: FleetHost) -> Scrape:
     host = day.host
     assert ready(host) == (200, "ok\n")
     assert eventually(lambda: any(node.host == "c" for node in host.hierarchy.state.index.nodes()))
-    done = host.loop.run(host.actor.drain(2.0))
+    done = host.loop.run(host.actor.drain(7.0))
     reserved = day.script.session.reserve(chain(40_000, 3), [NBYTES] * 3, 0)
     assert reserved.reason == "draining"
     s = host.scrape()
