@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import tempfile
@@ -114,16 +115,24 @@ class Fleet:
         assert eventually(lambda: all(whole(server, masters) for server in servers))
         return servers
 
-    def replica(self, master: Server, *lines: str) -> Server:
-        """One more server of a Cluster, that follows a master of it."""
+    def replica(self, masters: Sequence[Server], *lines: str) -> Server:
+        """One more server of a Cluster, that follows the first of its masters, and that all of them would vote for."""
         own = ("cluster-enabled yes", "cluster-node-timeout 500", "cluster-config-file nodes.conf", *lines)
         server = self.server(*own)
-        server.ask("CLUSTER", "MEET", "127.0.0.1", master.port)
-        name = master.ask("CLUSTER", "MYID").decode()
+        server.ask("CLUSTER", "MEET", "127.0.0.1", masters[0].port)
+        name, own_name = (one.ask("CLUSTER", "MYID").decode() for one in (masters[0], server))
         assert eventually(lambda: name in str(server.ask("CLUSTER", "NODES")))
         server.ask("CLUSTER", "REPLICATE", name)
         assert eventually(lambda: server.client().info("replication").get("master_link_status") == "up")
+        # They hear of each other by and by, and who has not heard of it takes no part in its election.
+        follows = re.compile(rf"{own_name} \S+ slave {name} .* connected")
+        assert eventually(lambda: all(follows.search(_nodes(one)) for one in masters))
         return server
+
+
+def _nodes(server: Server) -> str:
+    said = server.ask("CLUSTER", "NODES")
+    return said.decode() if isinstance(said, bytes) else str(said)
 
 
 def answers(server: Server) -> bool:

@@ -97,7 +97,7 @@ def test_a_lookup_on_a_cluster_asks_every_master_once(shared_cluster):
 
 def test_a_cluster_loses_one_master_to_a_replica_and_another_to_a_flush(servers):
     masters = servers.cluster(3)
-    replica = servers.replica(masters[0])
+    replica = servers.replica(masters)
     index = connect(RedisAddress(url_of(masters)), host="alice", options=SHORT)
     try:
         publish(index)
