@@ -42,8 +42,6 @@ def main(spec: dict) -> None:
             (root / name).symlink_to(found.readlink())
         elif found.is_dir():
             bind(found, root / name, writable=False)
-    for folder in spec["keep"]:
-        bind(Path(folder), root / folder[1:], writable=False)
     shutil.copytree("/etc", root / "etc", symlinks=True, ignore_dangling_symlinks=True)
     (root / "etc/hosts").write_text("\n".join(["127.0.0.1 localhost", *spec["hosts"], ""]))
     (root / "etc/group").write_text("root:x:0:\n" + GROUPS)
@@ -53,6 +51,8 @@ def main(spec: dict) -> None:
     bind(Path("/dev"), root / "dev", writable=True)
     for source, path, writable in spec["mounts"]:
         bind(Path(source), root / path[1:], writable=writable)
+    for folder in spec["keep"]:  # over volumes: a checkout may lie in /tmp
+        bind(Path(folder), root / folder[1:], writable=False)
     mount("", root, flags=REMOUNT | RDONLY, data="mode=755,size=64m")
     os.chroot(root)
     os.chdir("/")
