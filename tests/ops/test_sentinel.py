@@ -47,6 +47,7 @@ class Servers:
     def __init__(self, sandbox: Sandbox, docs: Sequence[Doc]) -> None:
         known = {pod.name: pod for pod in pods(docs)}
         self.config = config_of(docs)
+        self.password = sandbox.secrets["kvtier-redis"]["password"]
         self.path = {"PATH": f"{find_binary().parent}:{PATHS['PATH']}"}
         pod = known[SERVICE]
         self.pods = [sandbox.pod(pod, 10 + n, f"{SERVICE}-{n}.{SERVICE}") for n in range(3)]
@@ -91,6 +92,17 @@ class Servers:
         return self.roles() == {
             pod.name: "master" if pod.name == master else f"{master} connected" for pod in self.pods
         }
+
+    def known(self) -> bool:
+        """Whether each Sentinel knows all others and both replicas: only whom they know do they lead to a new master."""
+        auth = self.password
+        for pod in self.pods:
+            command = ("redis-cli", "-p", "26379", "--user", "kvtier", "sentinel", "masters")
+            words = pod.run("sentinel", *command, REDISCLI_AUTH=auth, **self.path).stdout.split()
+            said = dict(zip(words[::2], words[1::2], strict=False))
+            if (said.get("num-slaves"), said.get("num-other-sentinels")) != ("2", "2"):
+                return False
+        return True
 
     def another(self, was: Running) -> Running:
         """The next master, when all others follow it."""
@@ -138,6 +150,7 @@ def test_a_master_that_is_killed_is_replaced_and_comes_back_behind_the_next(tmp_
         for pod in made.pods:
             made.start(pod, "redis", "sentinel")
         within(60.0, lambda: made.follow(f"{SERVICE}-0"), every=1.0)
+        within(60.0, made.known, every=1.0)
         made.hosts()
         within(60.0, made.found)
 
@@ -147,6 +160,7 @@ def test_a_master_that_is_killed_is_replaced_and_comes_back_behind_the_next(tmp_
         made.start(master, "redis")
         said = [f"a container {made.hits():.1f} s"]
         following = made.another(master)
+        within(60.0, made.known, every=1.0)
 
         # The pod of the master ends, and a new one has nothing of it.
         made.kill(following, "redis", "sentinel")
@@ -156,6 +170,7 @@ def test_a_master_that_is_killed_is_replaced_and_comes_back_behind_the_next(tmp_
         made.start(following, "redis", "sentinel")
         said.append(f"a pod {made.hits():.1f} s")
         made.another(following)
+        within(60.0, made.known, every=1.0)
 
         # Everything there was is lost at once.
         for pod in made.pods:
