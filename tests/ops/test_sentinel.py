@@ -94,7 +94,7 @@ class Servers:
         }
 
     def known(self) -> bool:
-        """Whether each Sentinel knows all others and both replicas: only whom they know do they lead to a new master."""
+        """Whether each Sentinel knows the others and both replicas: whom it does not know follows no new master."""
         auth = self.password
         for pod in self.pods:
             command = ("redis-cli", "-p", "26379", "--user", "kvtier", "sentinel", "masters")
