@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from kvtier import __version__
 from kvtier.errors import ConfigError
-from kvtier_services.hosts import Fleet, Host, HostActors, Round
+from kvtier_services.hosts import Fleet, Host, HostActors, ask
 from kvtier_services.members import Ledger, Members
 from kvtier_services.monitor.snapshot import snapshot
 from kvtier_services.settings import Settings, host_name
@@ -84,7 +84,6 @@ class Controller:
         self._actors: dict[str, HostActors] = {}
         self._looking = asyncio.Lock()
         self._threads = ThreadPoolExecutor(1, "kvtier-look")
-        self._round = Round()
         self._stopping = False
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._running = self._loop.create_task(self._run())
@@ -288,5 +287,5 @@ class Controller:
         asked = {name: (self._hosts[name], self._actors[name]) for name in wanted if name in self._actors}
         missing = [name for name in wanted if name not in asked]
         why = {name: "is drained" if self._members.is_drained(name) else "did not come" for name in missing}
-        said = await self._round.ask(question, asked)
+        said = await ask(question, asked)
         return said + [{"host": name, "fault": f"the host {why[name]}"} for name in missing]

@@ -11,9 +11,6 @@ from typing import Any, Protocol
 from kvtier.errors import KVTierError
 from kvtier_services.settings import Settings
 
-MOST = 1024
-"""Hosts that are asked at a time. One that does not answer keeps a thread for as long as the question may take."""
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -76,31 +73,33 @@ class Fleet(Protocol):
         ...
 
 
-class Round:
-    """Asks hosts, each on a thread of its own: whoever does not answer keeps nobody else waiting."""
+async def ask(
+    question: Callable[[HostActors], dict[str, Any]], asked: Mapping[str, tuple[Host, HostActors]]
+) -> list[dict[str, Any]]:
+    """What each of these hosts says, in their order; one that does not answer is answered for with `fault`.
 
-    def __init__(self) -> None:
-        # No threads but those that are needed, and no daemons: Ray's own calls end in time.
-        self._threads = ThreadPoolExecutor(MOST, "kvtier-ask")
+    All are asked at once. The threads are of this call alone and end with it, at the latest when the question's own
+    time is over: however many hosts do not answer, and however many ask them, nobody waits for a thread.
 
-    async def ask(
-        self, question: Callable[[HostActors], dict[str, Any]], asked: Mapping[str, tuple[Host, HostActors]]
-    ) -> list[dict[str, Any]]:
-        """What each of them says, in their order; one that does not answer is answered for with `fault`.
+    Args:
+        question: asked in a thread.
+        asked: hosts and their actors, by name.
+    """
+    threads = ThreadPoolExecutor(max(1, len(asked)), "kvtier-ask")
+    try:
+        said = (_answer(threads, question, host, actors) for host, actors in asked.values())
+        return list(await asyncio.gather(*said))
+    finally:
+        threads.shutdown(wait=False)
 
-        Args:
-            question: asked in a thread.
-            asked: hosts and their actors, by name.
-        """
-        return list(await asyncio.gather(*(self._one(question, host, actors) for host, actors in asked.values())))
 
-    async def _one(
-        self, question: Callable[[HostActors], dict[str, Any]], host: Host, actors: HostActors
-    ) -> dict[str, Any]:
-        about = {"host": host.name, "node": host.node, "address": host.address}
-        try:
-            return about | await asyncio.get_running_loop().run_in_executor(self._threads, question, actors)
-        except Exception as exc:  # noqa: BLE001 - one host's trouble is not another's
-            why = " ".join(str(exc).split())[:500]
-            told = isinstance(exc, KVTierError)  # by the process itself
-            return about | {"fault": why if told else f"the CPU tier's process does not answer: {why}"}
+async def _answer(
+    threads: ThreadPoolExecutor, question: Callable[[HostActors], dict[str, Any]], host: Host, actors: HostActors
+) -> dict[str, Any]:
+    about = {"host": host.name, "node": host.node, "address": host.address}
+    try:
+        return about | await asyncio.get_running_loop().run_in_executor(threads, question, actors)
+    except Exception as exc:  # noqa: BLE001 - one host's trouble is not another's
+        why = " ".join(str(exc).split())[:500]
+        told = isinstance(exc, KVTierError)  # by the process itself
+        return about | {"fault": why if told else f"the CPU tier's process does not answer: {why}"}

@@ -377,26 +377,50 @@ async def test_snapshots_that_are_not_answered_do_not_pile_up(monkeypatch):
 
 
 async def test_hosts_that_do_not_answer_keep_nobody_waiting():
-    """As many as a machine's default executor has threads, and more."""
+    """Neither those that are asked beside them, nor those who ask, however many there are of both."""
     fleet = Fleet(*(Host(f"h{i:03}", f"n{i}", "") for i in range(200)))
     controller = make(fleet)
     assert len(await controller.ready(20.0)) == 200
-    silent, gate, answered = set(list(fleet.actors)[:100]), threading.Event(), set()
+    well, gate, waiting, answered = "h007", threading.Event(), [], []
 
     def status(name, _timeout):
-        if name not in silent:
-            answered.add(name)
-        elif not gate.wait(20.0):
+        (answered if name == well else waiting).append(name)
+        if name != well and not gate.wait(30.0):
             raise TimeoutError("nothing came")
         return {"serving": True, "fault": ""}
 
     for name, actors in fleet.actors.items():
         actors.status = partial(status, name)
+    try:
+        asked = [asyncio.create_task(controller.status()) for _ in range(6)]
+        await until(lambda: (len(waiting), len(answered)) == (6 * 199, 6))
+        assert not any(one.done() for one in asked)
+        assert len(await asyncio.wait_for(controller.check_index(5.0, "check"), 10.0)) == 200
+        assert len(await asyncio.wait_for(controller.stop(0.0, 1.0), 10.0)) == 200
+        assert all(actors.stopped for actors in fleet.actors.values())
+    finally:
+        gate.set()  # else their threads outlive a test that fails, and the process waits for them
+    for snapshot in await asyncio.gather(*asked):
+        assert [host["host"] for host in snapshot["hosts"]] == sorted(fleet.actors)
+    await until(lambda: not any(thread.name.startswith("kvtier-ask") for thread in threading.enumerate()))
+
+
+async def test_a_snapshot_that_nobody_waits_for_leaves_no_thread():
+    fleet, gate = Fleet(A, B), threading.Event()
+    controller = make(fleet)
+    await controller.ready(5.0)
+    fleet.actors["a"].status = lambda _timeout: {"serving": gate.wait(30.0)}
     asked = asyncio.create_task(controller.status())
-    await until(lambda: answered == set(fleet.actors) - silent)
-    assert not asked.done()
-    assert len(await controller.check_index(5.0, "check")) == 200
-    gate.set()
-    snapshot = await asked
-    assert [host["host"] for host in snapshot["hosts"]] == sorted(fleet.actors)
-    await controller.stop(0.0, 1.0)
+
+    def asking() -> bool:
+        return any(thread.name.startswith("kvtier-ask") for thread in threading.enumerate())
+
+    try:
+        await until(asking)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert len(await controller.stop(0.0, 1.0)) == 2
+    finally:
+        gate.set()
+    await until(lambda: not asking())
