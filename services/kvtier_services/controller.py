@@ -185,10 +185,13 @@ class Controller:
         """End the actors of all hosts; for each host what was written down and lost."""
         self._stopping = True
         self._running.cancel()
-        if self._page is not None:
-            await asyncio.to_thread(self._page.close)
+        # A page ends with its last snapshot, which may wait for a host that hangs: the others are told meanwhile.
+        closing = self._loop.run_in_executor(None, self._page.close) if self._page is not None else None
         async with self._looking:
-            return await self._ask(lambda actors: actors.stop(flush_seconds, timeout))
+            said = await self._ask(lambda actors: actors.stop(flush_seconds, timeout))
+        if closing is not None:
+            await closing
+        return said
 
     async def _run(self) -> None:
         while True:

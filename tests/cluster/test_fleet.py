@@ -107,6 +107,27 @@ def test_a_hosts_actors_are_killed(trial):
         within(PATIENCE, lambda: trial.life("beta") > life)
 
 
+def test_a_hosts_cpu_tier_hangs(trial):
+    """It is said of that host, by the controller, and the others are shown as they are."""
+    prefix, host, life = trial.save("alpha"), trial.host("gamma"), trial.life("gamma")
+    trial["gamma"].kill(host["pid"], "STOP")
+    try:
+        began = time.monotonic()
+        snapshot = trial["beta"].status()
+        trial.say(f"hangs: a status takes {time.monotonic() - began:.1f} s")
+        assert "fault" not in snapshot
+        health = {one["host"]: one["health"] for one in snapshot["hosts"]}
+        assert health.pop("gamma") == "down"
+        assert set(health) == {"alpha", "beta"}
+        assert "down" not in health.values()
+        assert any("gamma: the CPU tier's process does not answer" in why for why in snapshot["reasons"])
+        trial.serves_itself("alpha", prefix)
+    finally:
+        trial["gamma"].kill(host["pid"], "CONT")
+    within(PATIENCE, lambda: serving(trial) == set(NAMES))
+    assert (trial.life("gamma"), trial.host("gamma")["pid"]) == (life, host["pid"])
+
+
 def test_a_host_loses_power_and_comes_back_in_place(trial, apart):
     volatile, lasting, life = trial.save("beta"), trial.save("beta", to_nvme=True), trial.life("beta")
     with trial.load("power"):

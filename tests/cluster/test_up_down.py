@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -145,6 +146,16 @@ def test_an_up_that_is_cut_short_is_ended_by_down(cluster):
     cluster.cli("down")
     assert process.marked("KVTIER_RUN", known.run) == []
     assert {path.name for path in cluster.run_dir.iterdir()} <= LEFT_IN_RUN_DIR
+
+
+def test_a_cpu_tier_that_hangs_is_ended_by_down(cluster):
+    cluster.cli("up")
+    known = state.read(cluster.run_dir / "state.json")
+    os.kill(cluster.host()["pid"], signal.SIGSTOP)
+    began = time.monotonic()
+    assert "kvtier is down after" in cluster.cli("down", "--flush", "0")
+    assert time.monotonic() - began < 60.0, "the time that an answer may take, and that of the processes' end"
+    nothing_is_left(cluster, known.run)
 
 
 def test_an_arena_that_does_not_fit_is_said_and_nothing_is_left(cluster):

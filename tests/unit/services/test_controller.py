@@ -333,6 +333,27 @@ async def test_the_page_gets_snapshots_and_is_opened_until_it_can_be():
     assert opened[-1].closed
 
 
+async def test_a_page_that_waits_for_a_host_holds_up_no_end():
+    """As a page does that is taking a snapshot: whoever closes it waits for that, and so for a host that hangs."""
+    fleet, gate, opened = Fleet(A, B), threading.Event(), []
+
+    def page(snapshot):
+        opened.append(Shown(snapshot, ""))
+        opened[-1].close = partial(gate.wait, 30.0)
+        return opened[-1]
+
+    controller = Controller(Settings(Config()), fleet, Page(), page=page)
+    await controller.ready(5.0)
+    await until(lambda: opened)
+    ending = asyncio.create_task(controller.stop(0.0, 1.0))
+    try:
+        await until(lambda: all(actors.stopped for actors in fleet.actors.values()))
+        assert not ending.done()
+    finally:
+        gate.set()
+    assert [answer["written"] for answer in await ending] == [1, 1]
+
+
 async def test_a_page_that_fails_to_open_holds_up_nothing():
     def page(_snapshot):
         raise RuntimeError("no such thing")
