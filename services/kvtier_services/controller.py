@@ -171,15 +171,20 @@ class Controller:
         """Compare each host's blocks with the index, one host after the other; what each found.
 
         Args:
-            seconds: that all of it may take.
+            seconds: that all who answer may take together; a host that does not takes none of them.
             how: "check", or "repair" to mend what differs.
         """
-        deadline, answers = time.monotonic() + seconds, []
-        names = sorted(self._actors)
+        heard = await self._ask(lambda actors: {"heard": bool(actors.status(STATUS_TIMEOUT))})
+        answers = {one["host"]: one for one in heard}
+        names = [one["host"] for one in heard if "heard" in one]
+        deadline = time.monotonic() + seconds
         for number, name in enumerate(names):
-            share = max(1.0, deadline - time.monotonic()) / (len(names) - number)
-            answers += await self._ask(lambda actors, share=share: actors.check_index(share, how), [name])  # type: ignore[misc]
-        return answers
+            share = (deadline - time.monotonic()) / (len(names) - number)
+            if share > 0.0:
+                (answers[name],) = await self._ask(lambda actors, share=share: actors.check_index(share, how), [name])  # type: ignore[misc]
+            else:
+                answers[name] = {"host": name, "fault": "the time was over before its turn: give it more --seconds"}
+        return list(answers.values())
 
     async def stop(self, flush_seconds: float, timeout: float) -> list[dict[str, Any]]:
         """End the actors of all hosts; for each host what was written down and lost."""

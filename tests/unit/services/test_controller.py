@@ -302,6 +302,34 @@ async def test_hosts_compare_themselves_with_the_index_in_turn_and_share_the_tim
     assert ["fault" in answer for answer in await controller.check_index(10.0, "check")] == [True, False]
 
 
+async def test_hosts_that_do_not_answer_take_no_time_of_those_that_compare_themselves():
+    fleet = Fleet(*(Host(name, f"n-{name}", "") for name in "abcd"))
+    controller = make(fleet)
+    await controller.ready(5.0)
+    compared = []
+    for name, actors in fleet.actors.items():
+        actors.check_index = lambda seconds, how, name=name: compared.append((name, seconds)) or {"how": how}
+    for name in "abc":
+        fleet.actors[name].trouble = TimeoutError("hangs")
+    answers = await controller.check_index(10.0, "check")
+    assert [(answer["host"], "fault" in answer) for answer in answers] == [
+        ("a", True), ("b", True), ("c", True), ("d", False),
+    ]  # fmt: skip
+    assert compared == [("d", pytest.approx(10.0, abs=0.5))]
+    await controller.stop(0.0, 1.0)
+
+
+async def test_hosts_whose_turn_comes_too_late_are_named_and_not_asked():
+    fleet, gate = Fleet(A, B), threading.Event()
+    controller = make(fleet)
+    await controller.ready(5.0)
+    fleet.actors["a"].check_index = lambda seconds, how: {"late": not gate.wait(2 * seconds + 0.1)}
+    first, second = await controller.check_index(0.1, "check")
+    assert first["late"]
+    assert second == {"host": "b", "fault": "the time was over before its turn: give it more --seconds"}
+    await controller.stop(0.0, 1.0)
+
+
 class Shown:
     def __init__(self, snapshot, fault: str) -> None:
         self.snapshot, self.fault, self.url, self.closed = snapshot, fault, "" if fault else "http://page", False
@@ -416,7 +444,7 @@ async def test_hosts_that_do_not_answer_keep_nobody_waiting():
         asked = [asyncio.create_task(controller.status()) for _ in range(6)]
         await until(lambda: (len(waiting), len(answered)) == (6 * 199, 6))
         assert not any(one.done() for one in asked)
-        assert len(await asyncio.wait_for(controller.check_index(5.0, "check"), 10.0)) == 200
+        assert [one["host"] for one in await asyncio.wait_for(controller.ready(5.0, well), 10.0)] == [well]
         assert len(await asyncio.wait_for(controller.stop(0.0, 1.0), 10.0)) == 200
         assert all(actors.stopped for actors in fleet.actors.values())
     finally:
